@@ -1,0 +1,41 @@
+"""Say, per cell, what happens to the activations that backward needs: keep, recompute, or swap to host.
+
+Training gives the same numbers with less memory. `activation_policy` is the decorator, `apply_policy` takes a policy
+file, `SwapManager` owns what waits on host.
+"""
+
+from hyper_parallel.core.activation_memory.decorator import activation_policy
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.scopes import is_recomputing
+from hyper_parallel.core.activation_memory.swap_manager import SwapManager
+from hyper_parallel.core.activation_memory.wrappers import checkpoint, checkpoint_wrapper, swap, swap_wrapper
+from hyper_parallel.core.errors import (
+    ActivationMemoryError,
+    HostMemoryError,
+    PolicyError,
+    ReplayMismatchError,
+    SwapStateError,
+)
+from hyper_parallel.policy_file import PolicyPlan, apply_policy, load_policy
+from ms_ops.autograd import guard_gradient_calls
+
+__all__ = [
+    "ActivationMemoryError",
+    "CheckpointPolicy",
+    "HostMemoryError",
+    "PolicyError",
+    "PolicyPlan",
+    "ReplayMismatchError",
+    "SwapManager",
+    "SwapStateError",
+    "activation_policy",
+    "apply_policy",
+    "checkpoint",
+    "checkpoint_wrapper",
+    "is_recomputing",
+    "load_policy",
+    "swap",
+    "swap_wrapper",
+]
+
+guard_gradient_calls()

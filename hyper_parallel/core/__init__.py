@@ -1,0 +1,1 @@
+"""What the public names of `hyper_parallel` are made of."""

@@ -1,0 +1,60 @@
+"""`activation_policy`: a policy for a Cell class or a Cell, as a decorator."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mindspore import nn
+
+from hyper_parallel.core.activation_memory.attach import attach, decorate_class
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.spec import RegionSpec
+
+Target = TypeVar("Target")
+
+
+def activation_policy(policy: CheckpointPolicy, *, swap_inputs: bool = False) -> Callable[[Target], Target]:
+    """Say what happens to the activations of a Cell class (every instance, subclasses too) or of one Cell.
+
+    The target comes back as the same object. The region begins after the cell's own pre-hooks and ends before its
+    post-hooks.
+
+    Args:
+        policy: What happens.
+        swap_inputs: With a policy that replays: keep the region's inputs on host meanwhile.
+
+    Returns:
+        A function that puts the policy on its argument, and returns it.
+
+    Raises:
+        TypeError: `policy` is no CheckpointPolicy, or the target is neither a Cell class nor a Cell.
+        PolicyError: The target carries a policy that contradicts, or `swap_inputs` has nothing to act on.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from mindspore import nn, ops
+        >>> from hyper_parallel import CheckpointPolicy, activation_policy
+        >>> @activation_policy(CheckpointPolicy.MUST_RECOMPUTE)
+        ... class Block(nn.Cell):
+        ...     def construct(self, x):
+        ...         return ops.tanh(x)
+        >>> head = nn.Dense(4, 4)
+        >>> activation_policy(CheckpointPolicy.MUST_SWAP)(head) is head
+        True
+    """
+    spec = RegionSpec(policy, swap_inputs=swap_inputs)
+
+    def put(target: Any) -> Any:
+        if isinstance(target, type) and issubclass(target, nn.Cell):
+            decorate_class(target, spec)
+        elif isinstance(target, nn.Cell):
+            attach(target, spec)
+        else:
+            raise TypeError(
+                f"activation_policy goes on a Cell class or a Cell, but got {target!r} of type {type(target).__name__}; "
+                f"for a function use checkpoint_wrapper or swap_wrapper"
+            )
+        return target
+
+    return put

@@ -1,0 +1,52 @@
+"""`CheckpointPolicy`: the five things that can happen to an activation."""
+
+import enum
+
+
+class CheckpointPolicy(enum.Enum):
+    """What happens to the activations of a cell (or the output of an operator) between forward and backward.
+
+    MUST is a promise: it is kept, or an error names the cell. PREFER is a wish that a plan or a budget may overrule;
+    every overruling is reported.
+
+    Attributes:
+        MUST_SAVE: What autograd saves stays on the device. Inside a replayed region the cell runs once: its output is
+            cached and read by the replay.
+        PREFER_SAVE: The same, but a plan or a budget may choose otherwise.
+        MUST_RECOMPUTE: Only the cell's inputs, and the results of random and effectful operators, are kept; the rest
+            is replayed when backward needs it.
+        PREFER_RECOMPUTE: The same, but what is unsafe or pointless to replay is kept, and a plan may choose otherwise.
+        MUST_SWAP: Saved tensors go to host during forward and are back before backward needs them; nothing is
+            replayed. It works with `SwapManager`, which owns the host side: tiers, budgets, prefetch, statistics.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from hyper_parallel import CheckpointPolicy
+        >>> CheckpointPolicy.MUST_SWAP.value
+        4
+        >>> CheckpointPolicy["MUST_RECOMPUTE"].replays
+        True
+    """
+
+    MUST_SAVE = 0
+    PREFER_SAVE = 1
+    MUST_RECOMPUTE = 2
+    PREFER_RECOMPUTE = 3
+    MUST_SWAP = 4
+
+    @property
+    def saves(self) -> bool:
+        """Whether the activations stay on the device."""
+        return self in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the activations are replayed in backward."""
+        return self in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+    @property
+    def swaps(self) -> bool:
+        """Whether the activations wait on host."""
+        return self is CheckpointPolicy.MUST_SWAP

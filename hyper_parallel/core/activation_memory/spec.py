@@ -1,0 +1,72 @@
+"""`RegionSpec`: everything a user said about one cell, as one immutable value."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.errors import PolicyError
+
+
+@dataclass(frozen=True)
+class RegionSpec:
+    """What a user said about one cell."""
+
+    policy: CheckpointPolicy
+    swap_inputs: bool = False
+    """Keep the inputs of a replayed region on host."""
+    context_fn: Callable[[], tuple[Any, Any]] | None = None
+    """Called once per invocation; gives the context of the forward and the context of the replay."""
+    tensor_policy: Callable[[Any], CheckpointPolicy] | None = None
+    """With MUST_SWAP: asked once for every saved tensor, at the end of the cell, whether it goes to host."""
+    source: str = "decorator"
+    """Who said so: `decorator`, `checkpoint_wrapper`, `policy.yaml: rule 2`."""
+    path: str = ""
+    """The dotted path of the cell in its net, where it is known; used in messages."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, CheckpointPolicy):
+            raise TypeError(
+                f"policy must be a CheckpointPolicy, one of {', '.join(p.name for p in CheckpointPolicy)}, "
+                f"but got {self.policy!r} of type {type(self.policy).__name__} ({self.source})"
+            )
+        if not isinstance(self.swap_inputs, bool):
+            raise TypeError(f"swap_inputs must be a bool, but got {self.swap_inputs!r} ({self.source})")
+        if self.swap_inputs and not self.policy.replays:
+            raise PolicyError(
+                f"swap_inputs=True keeps the inputs of a replayed region on host, but the policy is "
+                f"{self.policy.name}, which replays nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE"
+            )
+
+    def __deepcopy__(self, memo: dict) -> "RegionSpec":
+        return self
+
+    def __str__(self) -> str:
+        return self.policy.name + (" + swapped inputs" if self.swap_inputs else "")
+
+
+def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
+    """Combine two specs on one cell: equal ones are idempotent, swap + recompute swaps the inputs, others raise.
+
+    Args:
+        old: What the cell carries.
+        new: What is added.
+        where: The cell, for the message.
+
+    Returns:
+        The spec that both together mean.
+
+    Raises:
+        PolicyError: The two contradict each other.
+    """
+    same = ("policy", "swap_inputs", "context_fn", "tensor_policy")
+    if all(getattr(new, name) == getattr(old, name) for name in same):
+        return old
+    if new.policy.replays and old.policy.swaps:
+        return replace(new, swap_inputs=True, source=f"{old.source} + {new.source}")
+    if new.policy.swaps and old.policy.replays:
+        return replace(old, swap_inputs=True, source=f"{old.source} + {new.source}")
+    raise PolicyError(
+        f"{where} carries {old} ({old.source}) already, and {new} ({new.source}) contradicts it; "
+        f"remove one of the two (only swap + recompute may be stacked: a replayed region with swapped inputs)"
+    )

@@ -1,0 +1,104 @@
+"""`SwapGroup`: what one call of a region sends to host, closed as a whole when the region ends.
+
+Note: [One wait per group]
+Data is not ready when autograd saves a tensor, since operators run asynchronously; asking for a tensor's address waits
+for every dispatched operator. A group only collects while its region runs. When the region ends, the first address
+waits, the others are there.
+"""
+
+import weakref
+from types import TracebackType
+from typing import Any
+
+from mindspore import Tensor
+
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.scopes import Kept, Scope
+from hyper_parallel.core.activation_memory.swap_tensor import SwapTensor
+from hyper_parallel.core.errors import PolicyError
+from ms_ops.autograd import is_parameter
+
+
+class SwapHandle:
+    """What holds one saved tensor's place; many may share one `SwapTensor`."""
+
+    __slots__ = ("__weakref__", "engine", "entry", "tensor")
+
+    def __init__(self, engine: Any, tensor: Tensor) -> None:
+        self.engine = engine
+        self.tensor: Tensor | None = tensor
+        self.entry: SwapTensor | None = None
+
+    def get(self) -> Tensor:
+        """The tensor, loaded if it has to be."""
+        if self.entry is None:
+            assert self.tensor is not None
+            return self.tensor  # kept, or its group is still open
+        return self.engine.fetch(self.entry)
+
+    def __del__(self) -> None:
+        # runs on MindSpore's threads: appending to a deque is all that is safe here
+        if self.entry is not None:
+            self.engine.dead.append(self.entry)
+
+
+class SwapGroup:
+    """The tensors of one call of one region."""
+
+    def __init__(self, engine: Any, path: str, index: int, tensor_policy: Any = None) -> None:
+        self.path = path
+        self.index = index
+        self.entries: list[SwapTensor] = []
+        self.live = 0
+        self._engine = engine
+        self._tensor_policy = tensor_policy
+        self._handles: list[weakref.ref[SwapHandle]] = []
+        self._min_bytes = engine.settings.min_bytes
+
+    def add(self, tensor: Tensor) -> Any:
+        """What stands for `tensor` from now on: a handle, or something that keeps it if it is exempt."""
+        if is_parameter(tensor):
+            self._engine.count_exempt(tensor, "parameter")
+            return Kept(tensor)
+        if tensor.nbytes < self._min_bytes or not tensor.nbytes:
+            self._engine.count_exempt(tensor, "small")
+            return Kept(tensor)
+        handle = SwapHandle(self._engine, tensor)
+        self._handles.append(weakref.ref(handle))
+        return handle
+
+    def wants(self, tensor: Tensor) -> bool:
+        """Ask the tensor policy, if there is one."""
+        if self._tensor_policy is None:
+            return True
+        answer = self._tensor_policy(tensor)
+        if answer is CheckpointPolicy.MUST_SWAP:
+            return True
+        if answer in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
+            return False
+        raise PolicyError(
+            f"{self.path}: the tensor policy must answer MUST_SWAP, MUST_SAVE or PREFER_SAVE for a tensor of shape "
+            f"{tensor.shape} and dtype {tensor.dtype}, but answered {answer!r}"
+        )
+
+    def __enter__(self) -> "SwapGroup":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        handles = [handle for ref in self._handles if (handle := ref()) is not None]
+        self._handles.clear()
+        if error is None and handles:
+            self._engine.close_group(self, handles)
+        for handle in handles:
+            if handle.entry is None and handle.tensor is not None:
+                handle.tensor = Kept(handle.tensor).get()  # Note: [Never hand a saved tensor back]
+
+
+class SwapScope(Scope):
+    """The forward of a swapped region: saved tensors join its group."""
+
+    def __init__(self, group: SwapGroup) -> None:
+        self._group = group
+
+    def pack(self, tensor: Tensor) -> Any:
+        return self._group.add(tensor)

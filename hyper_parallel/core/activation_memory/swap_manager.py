@@ -1,0 +1,289 @@
+"""`SwapManager`: the one place through which a process swaps: settings, statistics, and what a region asks of them."""
+
+import atexit
+import gc
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
+from hyper_parallel.core.activation_memory.swap_group import SwapGroup
+from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
+from hyper_parallel.core.activation_memory.swap_stats import SwapStats
+from hyper_parallel.core.errors import HostMemoryError, PolicyError, SwapStateError
+from ms_ops.autograd import wait_for_operators
+from ms_ops.host import FileTier, HostTier, Tier
+from ms_ops.memory import container_bytes, ranks_on_this_host
+
+_BUDGET_SHARE = 0.5
+"""The part of the container's memory that may be used on host when no `host_budget` is given."""
+
+
+class SwapManager:
+    """The process's swap manager; every call of `SwapManager()` gives the same object.
+
+    It owns the host side of MUST_SWAP and of `swap_inputs=True`: the tier, its budget, the copy thread, prefetch, and
+    the statistics. Offload is grouped at cell boundaries, load runs ahead of backward by bytes.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from hyper_parallel import SwapManager
+        >>> SwapManager() is SwapManager()
+        True
+        >>> SwapManager().stats().live_bytes
+        0
+    """
+
+    _instance: "SwapManager | None" = None
+    _creating = threading.Lock()
+
+    _explicit: dict[str, Any]
+    _adopted: dict[str, tuple[dict[str, Any], int]]
+    _engine: SwapEngine | None
+    settings: SwapSettings
+
+    def __new__(cls) -> "SwapManager":
+        with cls._creating:
+            if cls._instance is None:
+                self = super().__new__(cls)
+                self._explicit, self._adopted, self._engine = {}, {}, None
+                self.settings = SwapSettings()
+                cls._instance = self
+            return cls._instance
+
+    def configure(
+        self,
+        *,
+        tier: str | None = None,
+        host_budget: int | str | None = None,
+        window: int | str | None = None,
+        pending: int | str | None = None,
+        min_bytes: int | str | None = None,
+        folder: "str | os.PathLike[str] | None" = None,
+        when_exhausted: list[str] | tuple[str, ...] | None = None,
+    ) -> None:
+        """Choose how this process swaps; what isn't given keeps its default, without arguments all do.
+
+        Args:
+            tier: ``"file"`` (the default: unlinked files, truly lowers the peak) or ``"host"`` (RAM).
+            host_budget: Most bytes on host, e.g. ``"8GiB"``. Default: half of the container's memory, divided by the
+                ranks on this host.
+            window: Bytes loaded ahead of backward. Default: ``"32MiB"``.
+            pending: Bytes on their way to host before forward waits. Default: ``"128MiB"``.
+            min_bytes: Smaller tensors stay on the device. Default: ``"1MiB"``.
+            folder: Folder of the file tier. Default: the system's temporary folder.
+            when_exhausted: What to do when the budget is exhausted, in this order: ``"recompute"``, ``"keep"``.
+                Default: nothing, HostMemoryError.
+
+        Raises:
+            ValueError: A value is not valid; the message names all that aren't.
+            PolicyError: A policy file that is applied chose otherwise.
+            SwapStateError: Tensors are swapped right now.
+            HostMemoryError: The folder can't be written.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import SwapManager
+            >>> SwapManager().configure(tier="host", window="16MiB")
+            >>> SwapManager().settings.window.human_readable()
+            '16.0MiB'
+            >>> SwapManager().configure()
+        """
+        given = {
+            "tier": tier,
+            "host_budget": host_budget,
+            "window": window,
+            "pending": pending,
+            "min_bytes": min_bytes,
+            "folder": folder,
+            "when_exhausted": when_exhausted,
+        }
+        given = {key: value for key, value in given.items() if value is not None}
+        self._use(given, self._adopted, "configure()")
+
+    def adopt(self, given: dict[str, Any], source: str) -> Callable[[], None]:
+        """Take the `swap:` part of a policy file; the returned function takes it back.
+
+        Args:
+            given: The keys that the file sets.
+            source: The file, for messages.
+
+        Returns:
+            A function without arguments that undoes it.
+
+        Raises:
+            ValueError: A value is not valid.
+            PolicyError: `configure()` or another applied file chose otherwise.
+            SwapStateError: Tensors are swapped right now.
+            HostMemoryError: The folder can't be written.
+        """
+        values, count = self._adopted.get(source, (given, 0))
+        if values != given:
+            raise PolicyError(f"{source} is applied already, with other swap settings: {values}, now {given}")
+        self._use(self._explicit, {**self._adopted, source: (given, count + 1)}, source)
+
+        def undo() -> None:
+            values, count = self._adopted[source]
+            rest = {key: value for key, value in self._adopted.items() if key != source}
+            self._use(self._explicit, {**rest, source: (values, count - 1)} if count > 1 else rest, source)
+
+        return undo
+
+    def stats(self) -> SwapStats:
+        """What was swapped since `reset()`; waits for all dispatched operators (the only call here that does).
+
+        Returns:
+            Counters and peaks; see `SwapStats`.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import SwapManager
+            >>> SwapManager().stats().wait_seconds >= 0
+            True
+        """
+        if self._engine is None:
+            return SwapStats()
+        wait_for_operators()
+        live = self._engine.live_bytes()
+        if live:
+            gc.collect()  # an exception that was caught may hold the frames of a step
+            live = self._engine.live_bytes()
+        return SwapStats(
+            live_bytes=live,
+            host_live_bytes=self._engine.host_bytes,
+            allocated_bytes=self._engine.tier.allocated,
+            **self._engine.counts,  # type: ignore[arg-type]
+        )
+
+    def reset(self) -> None:
+        """Begin to count anew, and give host memory that is free back; settings stay.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import SwapManager
+            >>> SwapManager().reset()
+            >>> SwapManager().stats().offloaded_bytes
+            0
+        """
+        if self._engine is not None:
+            wait_for_operators()
+            self._engine.reset()
+
+    # ---- what regions ask
+
+    @property
+    def engine(self) -> SwapEngine:
+        """The engine of the present settings, made when it is first needed."""
+        if self._engine is None:
+            with self._creating:
+                if self._engine is None:
+                    self._engine = SwapEngine(self.settings, _tier_of(self.settings))
+        return self._engine
+
+    def region_begins(self) -> None:
+        """A region's forward begins: what was swapped before it has computation after it."""
+        if self._engine is not None:
+            self._engine.region_begins()
+
+    def open_group(self, path: str, tensor_policy: Any = None) -> SwapGroup:
+        """A group for one call of a region."""
+        return self.engine.open_group(path, tensor_policy)
+
+    def choose(self, spec: RegionSpec, path: str) -> RegionSpec:
+        """What a region does now: as it was told, or down the ladder if the budget is exhausted."""
+        ladder = self.settings.when_exhausted
+        if not ladder or not (spec.policy.swaps or spec.swap_inputs) or self.engine.has_room(path):
+            return spec
+        for step in ladder:
+            if step == "recompute" and spec.policy.swaps:
+                self.engine.counts["recomputed_regions"] += 1
+                return replace(spec, policy=CheckpointPolicy.MUST_RECOMPUTE, tensor_policy=None)
+            if step == "keep":
+                keep = CheckpointPolicy.MUST_SAVE if spec.policy.swaps else spec.policy
+                return replace(spec, policy=keep, swap_inputs=False, tensor_policy=None)
+        return spec
+
+    # ---- settings
+
+    def _use(self, explicit: dict[str, Any], adopted: dict[str, tuple[dict[str, Any], int]], source: str) -> None:
+        chosen: dict[str, tuple[Any, str]] = {}
+        for name, values in [("configure()", explicit)] + [(name, values) for name, (values, _) in adopted.items()]:
+            one = _validated(values, name)
+            for key in values:
+                value = getattr(one, key)
+                other, by = chosen.setdefault(key, (value, name))
+                if other != value:
+                    raise PolicyError(
+                        f"swap setting {key!r}: {by} says {other}, {name} says {value}; they must agree, or one of "
+                        f"them must leave it out"
+                    )
+        settings = SwapSettings(**{key: value for key, (value, _) in chosen.items()})
+        if settings != self.settings:
+            tier = _tier_of(settings)
+            tier.close()
+            if self._engine is not None:
+                live = self.stats().live_bytes
+                if live:
+                    raise SwapStateError(
+                        f"swap settings can't change ({source}) while {live} bytes are swapped; change them before a "
+                        f"step, or after its backward"
+                    )
+                self._engine.close()
+                self._engine = None
+        self._explicit, self._adopted, self.settings = explicit, adopted, settings
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+
+def _validated(values: dict[str, Any], source: str) -> SwapSettings:
+    try:
+        return SwapSettings(**values)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(str(part) for part in item['loc'])}={item['input']!r}: {item['msg']}" for item in error.errors()
+        ]
+        raise ValueError(f"{source}: " + "; ".join(lines)) from None
+
+
+def _tier_of(settings: SwapSettings) -> Tier:
+    limit = settings.host_budget
+    if limit is None:
+        limit = int(container_bytes() * _BUDGET_SHARE / ranks_on_this_host())  # type: ignore[assignment]
+    if settings.tier == "host":
+        return HostTier(int(limit))
+    try:
+        return FileTier(settings.folder, int(limit))
+    except OSError as error:
+        raise HostMemoryError(
+            f"the folder of the file tier can't be written: {settings.folder or 'the temporary folder'}: "
+            f"{error.strerror}; give another one with folder=, or use tier='host'"
+        ) from error
+
+
+def _forget_after_fork() -> None:
+    SwapManager._instance = None  # the copy thread doesn't exist in a child process
+
+
+def _close_at_exit() -> None:
+    if SwapManager._instance is not None:
+        SwapManager._instance._close()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(_close_at_exit)

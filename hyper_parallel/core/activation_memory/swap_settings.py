@@ -1,0 +1,37 @@
+"""`SwapSettings`: the knobs of the swap manager, validated, with what each of them trades."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+
+
+def _no_bare_guess(value: Any) -> Any:
+    if isinstance(value, (bool, float)):
+        raise ValueError("a size is a whole number of bytes or a string like '32MiB'")
+    return value
+
+
+Bytes = Annotated[ByteSize, BeforeValidator(_no_bare_guess)]
+
+
+class SwapSettings(BaseModel):
+    """The knobs of the swap manager. Sizes are bytes, or strings like ``"32MiB"``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tier: Literal["file", "host"] = "file"
+    """Where swapped tensors wait. `file`: preallocated, unlinked files; on the CPU backend only this lowers the peak.
+    `host`: RAM; on the CPU backend it saves nothing and serves tests and accounting."""
+    host_budget: Bytes | None = None
+    """Most bytes that may wait on host. None: half of the container's memory, divided by the ranks on this host."""
+    window: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
+    """Bytes loaded ahead of backward. More hides more of the reading, and keeps more on the device."""
+    pending: Bytes = Field(default=ByteSize(128 * 2**20), gt=0)
+    """Bytes on their way to host before forward waits. More overlaps more, and keeps more on the device."""
+    min_bytes: Bytes = Field(default=ByteSize(2**20), ge=0)
+    """Smaller tensors stay: they cost more time than they save memory."""
+    folder: Path | None = None
+    """Where the `file` tier keeps its files. None: the system's temporary folder."""
+    when_exhausted: tuple[Literal["recompute", "keep"], ...] = ()
+    """What a region does when the budget is exhausted, tried in this order. Empty: HostMemoryError."""

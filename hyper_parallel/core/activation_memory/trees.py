@@ -1,0 +1,25 @@
+"""Nested arguments and results: tuples, lists, dicts, named tuples, dataclasses."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A copy of `tree` with `function` applied to everything that is no container, in a fixed order.
+
+    Containers come back as their own type: a named tuple as that named tuple, a dataclass as that dataclass.
+    """
+    if isinstance(tree, tuple):
+        items = [map_leaves(function, item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if type(tree) is list:
+        return [map_leaves(function, item) for item in tree]
+    if type(tree) is dict:
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields = [field for field in dataclasses.fields(tree) if field.init]
+        return dataclasses.replace(
+            tree, **{field.name: map_leaves(function, getattr(tree, field.name)) for field in fields}
+        )
+    return function(tree)

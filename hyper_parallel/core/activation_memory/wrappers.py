@@ -1,0 +1,247 @@
+"""`checkpoint`, `checkpoint_wrapper`, `swap`, `swap_wrapper`: policies for a call, a Cell or a function."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import nn
+
+from hyper_parallel.core.activation_memory import region
+from hyper_parallel.core.activation_memory.attach import attach
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.errors import PolicyError
+
+_CHECKPOINT_KEYWORDS = frozenset({"swap_inputs", "policy_fn", "context_fn", "group_swap", "early_stop"})
+_SWAP_KEYWORDS = frozenset({"policy_fn", "group_swap"})
+
+
+class PolicyCallable:
+    """A function, Primitive or bound method under a policy: callable, copyable, no Cell.
+
+    Args:
+        function: What is called.
+        spec: The policy.
+    """
+
+    def __init__(self, function: Callable[..., Any], spec: RegionSpec) -> None:
+        self._function = function
+        self._spec = spec
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return region.run(self._spec, _name_of(self._function), self._function, args, kwargs)
+
+    @property
+    def unwrap_cell(self) -> Callable[..., Any]:
+        """What is called."""
+        return self._function
+
+    def __repr__(self) -> str:
+        return f"PolicyCallable({self._function!r}, {self._spec})"
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    swap_inputs: bool = False,
+    policy_fn: Callable[..., Any] | None = None,
+    context_fn: Callable[[], tuple[Any, Any]] | None = None,
+    group_swap: bool = False,
+    early_stop: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Call `function` as a replayed region: only its inputs wait for backward, the rest is computed again.
+
+    Args:
+        function: A function, bound method, Primitive or Cell.
+        *args: Its positional arguments.
+        swap_inputs: Keep the tensor inputs on host meanwhile.
+        policy_fn: Operator policies; not in this version.
+        context_fn: Called once per call; gives the context manager of the forward and that of the replay.
+        group_swap: Accepted for compatibility: what is swapped always travels in groups.
+        early_stop: Accepted for compatibility: a replay never unwinds a forward by an exception.
+        **kwargs: Keyword arguments of `function`.
+
+    Returns:
+        What `function` returns.
+
+    Raises:
+        TypeError: `function` can't be called.
+        ValueError: `function` has a parameter named like one of ours; bind it with `functools.partial`.
+        PolicyError: `policy_fn` is given.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import ops
+        >>> from hyper_parallel import checkpoint
+        >>> x = ms.Tensor([0.0, 0.0])
+        >>> print(ms.grad(lambda x: checkpoint(ops.tanh, x).sum())(x))
+        [1. 1.]
+    """
+    spec = _checkpoint_spec("checkpoint", swap_inputs, policy_fn, context_fn)
+    _check_keywords(function, _CHECKPOINT_KEYWORDS, "checkpoint")
+    return region.run(spec, _name_of(function), function, args, kwargs)
+
+
+def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
+    """Put MUST_RECOMPUTE on a Cell (the same object comes back) or wrap a function.
+
+    Args:
+        module: A Cell, function, bound method or Primitive.
+        **checkpoint_kwargs: `swap_inputs`, `context_fn`, `policy_fn`, `group_swap`, `early_stop`, as `checkpoint` takes
+            them, and `output_recompute` (False).
+
+    Returns:
+        The Cell itself, or a callable.
+
+    Raises:
+        TypeError: `module` is neither a Cell nor callable, or a keyword is unknown.
+        PolicyError: The cell carries a policy that contradicts, or a keyword asks for what this version can't do.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from hyper_parallel import checkpoint_wrapper
+        >>> layer = nn.Dense(4, 4)
+        >>> checkpoint_wrapper(layer) is layer
+        True
+    """
+    given = dict(checkpoint_kwargs)
+    unknown = set(given) - _CHECKPOINT_KEYWORDS - {"output_recompute"}
+    if unknown:
+        raise TypeError(
+            f"checkpoint_wrapper got the unknown keywords {sorted(unknown)}; it knows "
+            f"{sorted(_CHECKPOINT_KEYWORDS | {'output_recompute'})}"
+        )
+    if given.get("output_recompute"):
+        raise PolicyError(
+            "checkpoint_wrapper: output_recompute=True (neighbouring regions merged) is not in this version; put the "
+            "neighbours into one cell, or one function, and make that the region"
+        )
+    spec = _checkpoint_spec(
+        "checkpoint_wrapper", given.get("swap_inputs", False), given.get("policy_fn"), given.get("context_fn")
+    )
+    return _wrap(module, spec)
+
+
+def swap(
+    function: Callable[..., Any],
+    *args: Any,
+    policy_fn: Callable[[Any], CheckpointPolicy] | None = None,
+    group_swap: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Call `function` as a swapped region: what it saves for backward waits on host.
+
+    Args:
+        function: A function, bound method, Primitive or Cell.
+        *args: Its positional arguments.
+        policy_fn: Asked once for every saved tensor, when the call ends: MUST_SWAP, or MUST_SAVE to leave it.
+        group_swap: Accepted for compatibility: what is swapped always travels in groups.
+        **kwargs: Keyword arguments of `function`.
+
+    Returns:
+        What `function` returns.
+
+    Raises:
+        TypeError: `function` can't be called.
+        ValueError: `function` has a parameter named like one of ours; bind it with `functools.partial`.
+        HostMemoryError: The host budget or the disk is exhausted.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import ops
+        >>> from hyper_parallel import swap
+        >>> x = ms.Tensor([0.0, 0.0])
+        >>> print(ms.grad(lambda x: swap(ops.tanh, x).sum())(x))
+        [1. 1.]
+    """
+    spec = RegionSpec(CheckpointPolicy.MUST_SWAP, tensor_policy=policy_fn, source="swap")
+    _check_keywords(function, _SWAP_KEYWORDS, "swap")
+    return region.run(spec, _name_of(function), function, args, kwargs)
+
+
+def swap_wrapper(
+    module: Any, policy_fn: Callable[[Any], CheckpointPolicy] | None = None, group_swap: bool = False
+) -> Any:
+    """Put MUST_SWAP on a Cell (the same object comes back) or wrap a function.
+
+    Args:
+        module: A Cell, function, bound method or Primitive. A Cell that is replayed already gets its inputs swapped.
+        policy_fn: Asked once for every saved tensor, when the cell ends: MUST_SWAP, or MUST_SAVE to leave it.
+        group_swap: Accepted for compatibility: what is swapped always travels in groups.
+
+    Returns:
+        The Cell itself, or a callable.
+
+    Raises:
+        TypeError: `module` is neither a Cell nor callable.
+        PolicyError: The cell carries a policy that contradicts.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from hyper_parallel import swap_wrapper
+        >>> layer = nn.Dense(4, 4)
+        >>> swap_wrapper(layer) is layer
+        True
+    """
+    return _wrap(module, RegionSpec(CheckpointPolicy.MUST_SWAP, tensor_policy=policy_fn, source="swap_wrapper"))
+
+
+def _checkpoint_spec(who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any) -> RegionSpec:
+    if policy_fn is not None:
+        raise PolicyError(
+            f"{who}: policy_fn (a policy for every operator) is not in this version; give the cells inside their own "
+            f"policies, for example MUST_SAVE on those to run once"
+        )
+    if context_fn is not None and not callable(context_fn):
+        raise TypeError(f"{who}: context_fn must be callable and give two context managers, but got {context_fn!r}")
+    return RegionSpec(CheckpointPolicy.MUST_RECOMPUTE, swap_inputs=swap_inputs, context_fn=context_fn, source=who)
+
+
+def _wrap(module: Any, spec: RegionSpec) -> Any:
+    if isinstance(module, nn.Cell):
+        attach(module, spec)
+        return module
+    if isinstance(module, type) or not callable(module):
+        raise TypeError(
+            f"{spec.source} takes a Cell, function, bound method or Primitive, but got {module!r} of type "
+            f"{type(module).__name__}; for a Cell class use activation_policy"
+        )
+    return PolicyCallable(module, spec)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _check_keywords(function: Any, ours: frozenset[str], who: str) -> None:
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(f"{who} calls a function or Cell, but got {function!r} of type {type(function).__name__}")
+    plain = function.construct if isinstance(function, nn.Cell) else function
+    clash = _parameters_of(getattr(plain, "__func__", plain)) & ours
+    if clash:
+        raise ValueError(
+            f"{who}: {_name_of(function)} has parameters named like {who}'s own, {sorted(clash)}, which would never "
+            f"reach it; bind them first: {who}(functools.partial(function, {min(clash)}=...), ...)"
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # built in
+        return frozenset()

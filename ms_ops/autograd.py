@@ -1,0 +1,164 @@
+"""Recording gradients: is it on, what is saved, how a forward is repeated, how MindSpore is left after a failure.
+
+Seen in MindSpore 2.9.0 and 2.10.0, PyNative mode.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor
+from mindspore._c_expression.amp import get_curr_amp_strategy
+from mindspore.graph.api import _pynative_executor
+from mindspore.train.amp import AmpDecorator
+
+saved_tensors_hooks = ms.saved_tensors_hooks
+"""`with saved_tensors_hooks(pack, unpack)`: the innermost pair sees what autograd saves, on the caller's thread."""
+
+
+def recording() -> bool:
+    """Whether operators that run now are recorded for a gradient.
+
+    True also while nobody asks for a gradient but MindSpore's flag was left on (by a failed step, or on purpose by
+    code that calls `run_backward`): MindSpore then records, and calls the saved-tensor hooks.
+    """
+    return _pynative_executor.requires_grad()
+
+
+def backward_is_recorded() -> bool:
+    """Whether the backward that runs now is itself recorded (second-order gradients): its saved tensors are read again.
+
+    In a plain backward the flag is off, even if it was on before (2.10.0).
+    """
+    return _pynative_executor.grad_flag()
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a saved tensor is a parameter's data: hooks get those as plain tensors that keep `param_info`."""
+    return tensor.param_info is not None
+
+
+def requires_grad(tensor: Tensor) -> bool:
+    """Whether autograd tracks `tensor`, as a leaf or as a result."""
+    return tensor._requires_grad
+
+
+def alias(tensor: Tensor, tracked: bool) -> Tensor:
+    """The same storage as a new tensor without history; `tracked` makes it a leaf that autograd follows.
+
+    Anything that outlives a forward holds an alias: a result holds its gradient node, which holds the saved objects,
+    which would hold the result: a cycle that no collector sees, since it runs through C++.
+    """
+    result = ms.ops.stop_gradient(tensor)
+    if tracked:
+        result.requires_grad_()
+    return result
+
+
+class Ambient:
+    """What an operator's result depends on besides its inputs, as it is when this object is made."""
+
+    __slots__ = ("amp", "generator")
+
+    def __init__(self) -> None:
+        self.amp = get_curr_amp_strategy()
+        self.generator = ms.get_rng_state()
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Mixed precision and the default generator as they were, inside; as they are, afterwards."""
+        now = ms.get_rng_state()
+        ms.set_rng_state(self.generator)
+        amp = self.amp
+        precision: Any = contextlib.nullcontext()
+        if amp:
+            precision = AmpDecorator(
+                amp.get_amp_level(), amp.get_amp_dtype(), amp.get_white_list(), amp.get_black_list()
+            )
+        try:
+            with precision:
+                yield
+        finally:
+            ms.set_rng_state(now)
+
+
+@contextlib.contextmanager
+def replay_recording() -> Iterator[None]:
+    """Record a forward into a graph of its own, so that hooks see again what it saves; flags are as before afterwards."""
+    flag, enabled = _pynative_executor.grad_flag(), _pynative_executor.enable_grad()
+    _pynative_executor.set_grad_flag(True)
+    _pynative_executor.set_enable_grad(True)
+    try:
+        _pynative_executor.new_empty_graph()
+        try:
+            yield
+        finally:
+            # also after an error: a graph left open makes the next gradient fail
+            _pynative_executor.end_empty_graph()
+    finally:
+        _pynative_executor.set_grad_flag(flag)
+        _pynative_executor.set_enable_grad(enabled)
+
+
+def wait_for_operators() -> None:
+    """Block until every dispatched operator has run, and what they no longer need is released."""
+    _pynative_executor.sync()
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_depth = _Depth()
+
+
+def gradient_depth() -> int:
+    """How many gradient calls this thread is inside of: it tells a gradient taken inside a region from the one around it."""
+    return _depth.value
+
+
+def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap one of MindSpore's gradient entries: count the depth, and leave the grad flag as it was after a failure.
+
+    MindSpore 2.9 and 2.10 leave the flag on: later inference records graphs and calls hooks. Only an exception that
+    leaves the gradient call as a whole is treated; one that the user's forward catches itself is none of our business.
+    """
+
+    @functools.wraps(run)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        flag = _pynative_executor.grad_flag()
+        _depth.value += 1
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            if not flag:
+                _pynative_executor.clear_res()
+            _pynative_executor.set_grad_flag(flag)
+            raise
+        finally:
+            _depth.value -= 1
+
+    guarded._hp_guarded = True  # type: ignore[attr-defined]
+    return guarded
+
+
+_GRADIENT_ENTRIES = (
+    ("mindspore.ops.composite.base", "_pynative_forward_run"),
+    ("mindspore.ops.composite.base", "_pynative_func_grad_backward"),
+    ("mindspore.ops.function.grad.grad_func", "_pynative_func_grad_forward"),
+    ("mindspore.ops.function.grad.grad_func", "_pynative_func_grad_backward"),
+)
+"""The halves of every PyNative gradient call: `grad`, `value_and_grad`, `GradOperation` (first two), `vjp` (last two)."""
+
+
+def guard_gradient_calls() -> None:
+    """Install the guard on every PyNative gradient call; doing so again changes nothing."""
+    for module_name, name in _GRADIENT_ENTRIES:
+        module = import_module(module_name)
+        run = getattr(module, name)
+        if not hasattr(run, "_hp_guarded"):
+            setattr(module, name, _guarded(run))

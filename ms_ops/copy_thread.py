@@ -1,0 +1,82 @@
+"""`CopyThread`: one thread that copies, urgent jobs first, under its owner's lock."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class CopyThread:
+    """Runs `work(item)` for submitted items, one at a time.
+
+    `work` is called with the owner's lock held, and releases it around the copy itself. The thread begins with the
+    first item, is a daemon, and ends with `stop()`; every method but `stop` is called with the lock held.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        self._wake = threading.Condition(lock)
+        self._jobs: deque[tuple[Any, Callable[[Any], None]]] = deque()
+        self._timer: tuple[float, Callable[[], None]] | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def submit(self, item: Any, work: Callable[[Any], None], urgent: bool = False) -> None:
+        """Queue a job; an urgent one is next."""
+        if urgent:
+            self._jobs.appendleft((item, work))
+        else:
+            self._jobs.append((item, work))
+        self._start()
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call `call()` in so many seconds; replaces what was to be called before."""
+        self._timer = (time.monotonic() + seconds, call)
+        self._start()
+
+    def cancel(self, item: Any) -> bool:
+        """Forget a job that has not begun; False if there is none."""
+        job = next((job for job in self._jobs if job[0] is item), None)
+        if job is None:
+            return False
+        self._jobs.remove(job)
+        return True
+
+    def hurry(self, item: Any) -> None:
+        """Make a queued job the next one."""
+        job = next((job for job in self._jobs if job[0] is item), None)
+        if job is not None:
+            self._jobs.remove(job)
+            self._jobs.appendleft(job)
+
+    def stop(self) -> None:
+        """End the thread after the job that runs now; queued jobs are dropped. Called without the lock."""
+        with self._wake:
+            self._stopped = True
+            self._jobs.clear()
+            self._timer = None
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hyper_parallel-copy", daemon=True)
+            self._thread.start()
+        self._wake.notify_all()
+
+    def _run(self) -> None:
+        with self._wake:
+            while not self._stopped:
+                if self._jobs:
+                    item, work = self._jobs.popleft()
+                    work(item)
+                    del item, work
+                    continue
+                if self._timer is None:
+                    self._wake.wait()
+                elif (left := self._timer[0] - time.monotonic()) > 0:
+                    self._wake.wait(left)
+                else:
+                    call, self._timer = self._timer[1], None
+                    call()

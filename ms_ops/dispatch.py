@@ -1,0 +1,136 @@
+"""Seeing operators as they are dispatched, and answering some of them from a record.
+
+`MsDispatchMode` (MindSpore 2.9+) calls back for every operator, below autograd: returning a recorded tensor instead of
+running the operator is still recorded for the gradient. An operator issued inside a callback is not seen.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import Parameter
+from mindspore.utils import MsDispatchMode
+
+RANDOM_OPERATORS = frozenset(
+    {
+        "Bernoulli",
+        "BernoulliExt",
+        "Dropout",
+        "Dropout2D",
+        "Dropout2dExt",
+        "Dropout3D",
+        "DropoutExt",
+        "DropoutGenMask",
+        "DropoutGenMaskExt",
+        "FlashAttentionScore",
+        "FuncDropoutExt",
+        "Gamma",
+        "InplaceBernoulliScalar",
+        "InplaceBernoulliTensor",
+        "InplaceExponential",
+        "InplaceNormal",
+        "InplaceRandom",
+        "InplaceUniform",
+        "LogNormalReverse",
+        "LogUniformCandidateSampler",
+        "Multinomial",
+        "MultinomialExt",
+        "MultinomialWithReplacement",
+        "NormalFloatFloat",
+        "NormalFloatTensor",
+        "NormalTensorFloat",
+        "NormalTensorTensor",
+        "ParameterizedTruncatedNormal",
+        "Poisson",
+        "RandExt",
+        "RandInt",
+        "RandIntLike",
+        "RandLikeExt",
+        "RandnLike",
+        "Randn",
+        "RandomCategorical",
+        "RandomChoiceWithMask",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomShuffle",
+        "RandpermExt",
+        "Randperm",
+        "RandpermV2",
+        "StandardLaplace",
+        "StandardNormal",
+        "StatelessDropOutGenMask",
+        "TruncatedNormal",
+        "UniformCandidateSampler",
+        "UniformExt",
+        "UniformInt",
+        "UniformReal",
+    }
+)
+"""Dispatch names whose result differs from call to call. Read off `mindspore.ops.auto_generate` and
+`mindspore.ops.operations` of 2.10.0; `FlashAttentionScore` may drop out inside its kernel."""
+
+NORMALISATION_WITH_STATE = frozenset({"BatchNorm", "BatchNormExt", "SyncBatchNorm", "InstanceNorm"})
+"""Dispatch names that update moving statistics besides giving a result that doesn't depend on them."""
+
+_WRITES = ("Assign", "Inplace", "Scatter")
+"""Dispatch names that begin so write into their first argument."""
+
+
+def arguments(args: tuple) -> tuple:
+    """The operator's own arguments: old primitives are dispatched as `(primitive, name, (arguments...))`."""
+    if len(args) == 3 and isinstance(args[1], str) and isinstance(args[2], (tuple, list)):
+        return tuple(args[2])
+    return args
+
+
+def with_arguments(args: tuple, new: tuple) -> tuple:
+    """`args` with the operator's own arguments replaced."""
+    if len(args) == 3 and isinstance(args[1], str) and isinstance(args[2], (tuple, list)):
+        return (args[0], args[1], type(args[2])(new))
+    return new
+
+
+def must_run_once(name: str, args: tuple) -> bool:
+    """Whether a replay may not run the operator again: it is random, prints, or writes a Parameter.
+
+    A write into a temporary is repeated like any other operator: the replay has a temporary of its own.
+    """
+    if name in RANDOM_OPERATORS or name == "Print":
+        return True
+    if name.startswith(_WRITES):
+        own = arguments(args)
+        return bool(own) and isinstance(own[0], Parameter)
+    return False
+
+
+def on_copies_of_state(name: str, args: tuple) -> tuple:
+    """Arguments for a repeated normalisation: its moving statistics replaced by copies, which then take the update."""
+    own = tuple(
+        arg.copy() if isinstance(arg, Parameter) and not arg.requires_grad else arg for arg in arguments(args)
+    )
+    return with_arguments(args, own)
+
+
+class Interception(MsDispatchMode):
+    """Calls `answer(name, run, args)` for every operator that is dispatched on this thread.
+
+    Entered again while it is entered, it stays entered once: a nested mode would see every operator a second time.
+    """
+
+    def __init__(self, answer: Callable[[str, Callable[..., Any], tuple], Any]) -> None:
+        super().__init__()
+        self._answer = answer
+        self._depth = 0
+
+    def __enter__(self) -> "Interception":
+        self._depth += 1
+        if self._depth == 1:
+            super().__enter__()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            super().__exit__(*exc_info)
+
+    def __ms_dispatch__(self, func: Any, args: tuple, kwargs: Any = None) -> Any:
+        return self._answer(func.name, func, args)

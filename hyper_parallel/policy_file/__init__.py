@@ -1,0 +1,7 @@
+"""Policy files: YAML (or a dict) to a validated plan, and the plan to policies on a net's cells."""
+
+from hyper_parallel.policy_file.plan import PolicyPlan, apply_policy, load_policy
+from hyper_parallel.policy_file.resolve import PlanRow
+from hyper_parallel.policy_file.schema import PolicyFile, Rule
+
+__all__ = ["PlanRow", "PolicyFile", "PolicyPlan", "Rule", "apply_policy", "load_policy"]

@@ -1,0 +1,324 @@
+"""`load_policy`, `apply_policy` and the `PolicyPlan` they give: the way from a policy file to policies on cells."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+from mindspore import nn
+
+from hyper_parallel.core.activation_memory.attach import attach, restore
+from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.activation_memory.swap_manager import SwapManager
+from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
+from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
+from hyper_parallel.policy_file.loading import Source, read_policy_file
+from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
+
+# Note: [Which net is under which plan]
+# The record lives beside the cells, not on them: a deepcopy of a net must not be taken for the net itself, and an
+# attribute on a net would show in its printing and its pickling. Keys are weak, and a plan knows its cells weakly, so
+# neither keeps the other alive. Nets and cells that carry a spec of the plan are both keys: a plan for a part of a net
+# is found when the whole net gets one.
+_PLAN_OF: "WeakKeyDictionary[nn.Cell, PolicyPlan]" = WeakKeyDictionary()
+
+
+class _Undo(NamedTuple):
+    """How an applied plan is taken back."""
+
+    swap: Callable[[], None]
+    cells: ExitStack
+
+
+class PolicyPlan:
+    """A validated policy file and, once it is applied, what it does to a net.
+
+    `load_policy` gives a plan that belongs to no net yet; `apply_policy` gives one that is applied to a net.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from hyper_parallel import apply_policy
+        >>> net = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 1))
+        >>> plan = apply_policy(net, {"version": 1, "rules": [{"cells": "0", "policy": "must_recompute"}]})
+        >>> print(plan.describe())
+        dict: applied to SequentialCell, 1 of 3 cells decided
+        path  cell   policy          why     keeps
+        0     Dense  must_recompute  rule 1  inputs on device; 1 cell replayed
+        >>> plan.remove()
+        >>> plan.applied
+        False
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._net_name = ""
+        self._resolution: Resolution | None = None
+        self._undo: _Undo | None = None
+
+    @property
+    def source(self) -> str:
+        """The path of the file as it was given, or ``dict``."""
+        return self._source.origin
+
+    @property
+    def applied(self) -> bool:
+        """Whether a net is under this plan now."""
+        return self._undo is not None
+
+    @property
+    def rows(self) -> list[PlanRow]:
+        """One row per cell that a rule, the default or a decorator decides; empty before the plan is applied."""
+        return list(self._resolution.rows) if self._resolution else []
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know besides: overruled rules, exemptions; empty before the plan is applied."""
+        return list(self._resolution.notes) if self._resolution else []
+
+    def resolve(self, net: nn.Cell) -> list[PlanRow]:
+        """Work out what the plan would do to a net, and attach nothing.
+
+        Args:
+            net: The net.
+
+        Returns:
+            One row per cell that a rule, the default or a decorator decides.
+
+        Raises:
+            TypeError: `net` is no Cell.
+            PolicyError: A rule matches no cell, or contradicts a decorator or another path of a shared cell.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from mindspore import nn
+            >>> from hyper_parallel import load_policy
+            >>> plan = load_policy({"version": 1, "rules": [{"cells": "*", "policy": "must_save"}]})
+            >>> [row.path for row in plan.resolve(nn.SequentialCell(nn.Dense(2, 2), nn.ReLU()))]
+            ['0', '1']
+        """
+        return self._resolved(net).rows
+
+    def describe(self, net: nn.Cell | None = None) -> str:
+        """Say what the plan does, as plain text.
+
+        Args:
+            net: Work the plan out for this net first, without attaching anything. By default the net that the plan
+                is applied to; before it is applied, the text lists the rules.
+
+        Returns:
+            One line per cell (path, class, policy, who decided, what it keeps), then notes.
+
+        Raises:
+            TypeError: `net` is no Cell.
+            PolicyError: The plan can't be worked out for `net`.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import load_policy
+            >>> print(load_policy({"version": 1, "rules": [{"cells": "**.mlp", "policy": "must_swap"}]}).describe())
+            dict: not applied to a net
+            rule 1   **.mlp          must_swap
+            default  any other cell  prefer_save
+        """
+        resolution = self._resolution if net is None else self._resolved(net)
+        if resolution is None:
+            return "\n".join([f"{self.source}: not applied to a net", *rules_as_text(self._source.file)])
+        if net is not None:
+            state = f"worked out for {_name_of(net)}"
+        else:
+            state = f"{'applied to' if self.applied else 'removed from'} {self._net_name}"
+        counts = f"{len(resolution.rows)} of {resolution.cell_count} cells decided"
+        return "\n".join([f"{self.source}: {state}, {counts}", *resolution_as_text(resolution)])
+
+    def remove(self) -> None:
+        """Give every cell back what it carried before, and undo the plan's swap settings.
+
+        Raises:
+            PolicyError: The plan isn't applied.
+            SwapStateError: Tensors are swapped right now, so the swap settings can't change. Nothing is removed.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from mindspore import nn
+            >>> from hyper_parallel import apply_policy
+            >>> plan = apply_policy(nn.Dense(2, 2), {"version": 1})
+            >>> plan.remove()
+            >>> plan.remove()
+            Traceback (most recent call last):
+            ...
+            hyper_parallel.core.errors.PolicyError: the plan from dict isn't applied, so there is nothing to remove
+        """
+        if self._undo is None:
+            raise PolicyError(f"the plan from {self.source} isn't applied, so there is nothing to remove")
+        # The settings first: they may refuse, and then the plan is still applied as a whole.
+        self._undo.swap()
+        self._undo.cells.close()
+        self._undo = None
+
+    def __repr__(self) -> str:
+        return f"<PolicyPlan from {self.source}, {f'applied to {self._net_name}' if self.applied else 'not applied'}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PolicyPlan":
+        # A net may hold its plan as an attribute; the copy of that net isn't under the plan's control.
+        return PolicyPlan(self._source)
+
+    def _resolved(self, net: nn.Cell) -> Resolution:
+        _require_cell(net)
+        return resolve(self._source, net, self._settings())
+
+    def _settings(self) -> SwapSettings:
+        return SwapManager().settings.model_copy(update=self._given_swap())
+
+    def _given_swap(self) -> dict[str, Any]:
+        swap = self._source.file.swap
+        return swap.model_dump(include=swap.model_fields_set)
+
+    def _apply(self, net: nn.Cell) -> None:
+        _require_free(net)
+        resolution = self._resolved(net)
+        given = self._given_swap()
+        undo_swap = SwapManager().adopt(given, self.source) if given else _nothing
+        with ExitStack() as undo:
+            undo.callback(undo_swap)
+            cells = undo.enter_context(ExitStack())
+            for cell, spec in resolution.attachments:
+                cells.callback(_attached(cell, spec))
+                cells.callback(_recorded(cell, self))
+            cells.callback(_recorded(net, self))
+            self._undo = _Undo(undo_swap, cells.pop_all())
+            undo.pop_all()
+        self._net_name = _name_of(net)
+        # The attachments would keep the cells alive; see [Which net is under which plan].
+        self._resolution = resolution._replace(attachments=[])
+
+
+def load_policy(source: str | os.PathLike[str] | dict[str, Any]) -> PolicyPlan:
+    """Read and validate a policy file.
+
+    Args:
+        source: Path of a YAML file in the native format, or the same content as a dict, in which policies may also be
+            CheckpointPolicy members.
+
+    Returns:
+        A plan that belongs to no net yet. It can be applied to any number of nets.
+
+    Raises:
+        TypeError: The source is neither a path nor a dict.
+        PolicyError: The file can't be read, or has mistakes: one line for each, with its place, the value and what
+            was expected.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from hyper_parallel import load_policy
+        >>> load_policy({"version": 1, "rules": [{"cells": "layers.*", "policy": "must_recompute"}]})
+        <PolicyPlan from dict, not applied>
+        >>> load_policy({"version": 1, "swap": {"window": "32MX"}})
+        Traceback (most recent call last):
+        ...
+        hyper_parallel.core.errors.PolicyError: dict: swap, window: got '32MX', unknown unit 'MX', \
+expected a whole number of bytes or a string like '32MiB'
+    """
+    return PolicyPlan(read_policy_file(source))
+
+
+def apply_policy(net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] | PolicyPlan) -> PolicyPlan:
+    """Put a net under a policy file, before its first step.
+
+    Either all of the plan is applied, or an error is raised and the net is as it was. The net and its cells stay the
+    same objects. A deepcopy of the net trains its own weights under the same policies, but it has no plan to remove.
+
+    Args:
+        net: The net. Its cells are named by their dotted paths, as `net.cells_and_names()` gives them.
+        source: Path of a YAML file, the same content as a dict, or a plan from `load_policy`.
+
+    Returns:
+        The applied plan. That is a new one, but for a plan that was applied and removed: it is applied again.
+
+    Raises:
+        TypeError: `net` is no Cell, or the source is of another type.
+        PolicyError: The file has mistakes, a rule matches no cell, two policies for one cell contradict each other,
+            the swap settings contradict what `SwapManager` was told, or the net (or a cell in it) is under a plan
+            already.
+        SwapStateError: Tensors are swapped right now, so the swap settings can't change.
+        HostMemoryError: The spill folder can't be written.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from hyper_parallel import CheckpointPolicy, apply_policy
+        >>> net = nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 1))
+        >>> rule = {"cells": "[0-1]", "policy": CheckpointPolicy.MUST_RECOMPUTE, "swap_inputs": True}
+        >>> plan = apply_policy(net, {"version": 1, "rules": [rule]})
+        >>> [row.policy_text for row in plan.rows]
+        ['must_recompute + swapped inputs', 'must_recompute + swapped inputs']
+        >>> plan.remove()
+    """
+    _require_cell(net)
+    if not isinstance(source, PolicyPlan):
+        plan = load_policy(source)
+    elif source.applied:
+        raise PolicyError(
+            f"the plan from {source.source} is applied to {source._net_name} already; call its remove() first"
+        )
+    else:
+        plan = source if source._resolution else PolicyPlan(source._source)
+    plan._apply(net)
+    return plan
+
+
+def _attached(cell: nn.Cell, spec: RegionSpec) -> Callable[[], None]:
+    previous, weak = attach(cell, spec, must_agree=True), ref(cell)
+
+    def undo() -> None:
+        if (alive := weak()) is not None:
+            restore(alive, previous)
+
+    return undo
+
+
+def _recorded(cell: nn.Cell, plan: PolicyPlan) -> Callable[[], None]:
+    _PLAN_OF[cell] = plan
+    weak = ref(cell)
+
+    def undo() -> None:
+        if (alive := weak()) is not None:
+            _PLAN_OF.pop(alive, None)
+
+    return undo
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+def _require_cell(net: object) -> None:
+    if not isinstance(net, nn.Cell):
+        what = f"the class {net.__name__}; make an instance" if isinstance(net, type) else type(net).__name__
+        raise TypeError(f"a policy is applied to a mindspore.nn.Cell, but got {what}")
+
+
+def _require_free(net: nn.Cell) -> None:
+    for path, cell in net.cells_and_names():
+        plan = _PLAN_OF.get(cell)
+        if plan is not None:
+            where = f"{path} in {_name_of(net)}" if path else _name_of(net)
+            raise PolicyError(f"{where} is under the plan from {plan.source} already; call remove() on that plan first")
+
+
+def _name_of(net: nn.Cell) -> str:
+    return net.cls_name or type(net).__name__

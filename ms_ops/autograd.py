@@ -96,9 +96,11 @@ def replay_recording() -> Iterator[None]:
         _pynative_executor.new_empty_graph()
         try:
             yield
-        finally:
-            # also after an error: a graph left open makes the next gradient fail
-            _pynative_executor.end_empty_graph()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the failure may have closed the graph; its error is what matters
+                _pynative_executor.end_empty_graph()
+            raise
+        _pynative_executor.end_empty_graph()
     finally:
         _pynative_executor.set_grad_flag(flag)
         _pynative_executor.set_enable_grad(enabled)

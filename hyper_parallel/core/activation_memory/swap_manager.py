@@ -46,7 +46,7 @@ class SwapManager:
     _creating = threading.Lock()
 
     _explicit: dict[str, Any]
-    _adopted: dict[str, tuple[dict[str, Any], int]]
+    _adopted: list[tuple[str, dict[str, Any]]]
     _engine: SwapEngine | None
     settings: SwapSettings
 
@@ -54,7 +54,7 @@ class SwapManager:
         with cls._creating:
             if cls._instance is None:
                 self = super().__new__(cls)
-                self._explicit, self._adopted, self._engine = {}, {}, None
+                self._explicit, self._adopted, self._engine = {}, [], None
                 self.settings = SwapSettings()
                 cls._instance = self
             return cls._instance
@@ -77,7 +77,7 @@ class SwapManager:
             host_budget: Most bytes on host, e.g. ``"8GiB"``. Default: half of the container's memory, divided by the
                 ranks on this host.
             window: Bytes loaded ahead of backward. Default: ``"32MiB"``.
-            pending: Bytes on their way to host before forward waits. Default: ``"128MiB"``.
+            pending: Bytes on their way to host before forward waits. Default: ``"32MiB"``.
             min_bytes: Smaller tensors stay on the device. Default: ``"1MiB"``.
             folder: Folder of the file tier. Default: the system's temporary folder.
             when_exhausted: What to do when the budget is exhausted, in this order: ``"recompute"``, ``"keep"``.
@@ -127,15 +127,12 @@ class SwapManager:
             SwapStateError: Tensors are swapped right now.
             HostMemoryError: The folder can't be written.
         """
-        values, count = self._adopted.get(source, (given, 0))
-        if values != given:
-            raise PolicyError(f"{source} is applied already, with other swap settings: {values}, now {given}")
-        self._use(self._explicit, {**self._adopted, source: (given, count + 1)}, source)
+        adopted = (source, dict(given))
+        self._use(self._explicit, [*self._adopted, adopted], source)
 
         def undo() -> None:
-            values, count = self._adopted[source]
-            rest = {key: value for key, value in self._adopted.items() if key != source}
-            self._use(self._explicit, {**rest, source: (values, count - 1)} if count > 1 else rest, source)
+            rest = [other for other in self._adopted if other is not adopted]
+            self._use(self._explicit, rest, source)
 
         return undo
 
@@ -219,9 +216,9 @@ class SwapManager:
 
     # ---- settings
 
-    def _use(self, explicit: dict[str, Any], adopted: dict[str, tuple[dict[str, Any], int]], source: str) -> None:
+    def _use(self, explicit: dict[str, Any], adopted: list[tuple[str, dict[str, Any]]], source: str) -> None:
         chosen: dict[str, tuple[Any, str]] = {}
-        for name, values in [("configure()", explicit)] + [(name, values) for name, (values, _) in adopted.items()]:
+        for name, values in [("configure()", explicit), *adopted]:
             one = _validated(values, name)
             for key in values:
                 value = getattr(one, key)

@@ -27,7 +27,7 @@ class SwapSettings(BaseModel):
     """Most bytes that may wait on host. None: half of the container's memory, divided by the ranks on this host."""
     window: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
     """Bytes loaded ahead of backward. More hides more of the reading, and keeps more on the device."""
-    pending: Bytes = Field(default=ByteSize(128 * 2**20), gt=0)
+    pending: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
     """Bytes on their way to host before forward waits. More overlaps more, and keeps more on the device."""
     min_bytes: Bytes = Field(default=ByteSize(2**20), ge=0)
     """Smaller tensors stay: they cost more time than they save memory."""

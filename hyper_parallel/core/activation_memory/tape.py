@@ -5,7 +5,6 @@ nested region. A nested region's tape belongs to its own invocation and is refer
 once, however many regions enclose it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from mindspore import Tensor
@@ -15,12 +14,14 @@ from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, requires_grad
 
 
-@dataclass(frozen=True, slots=True)
 class _Saved:
     """A tensor on a tape; `tensor` is the tensor itself or something on host with `get()`."""
 
-    tensor: Any
-    tracked: bool
+    __slots__ = ("tensor", "tracked")
+
+    def __init__(self, tensor: Any, tracked: bool) -> None:
+        self.tensor = tensor
+        self.tracked = tracked
 
     def get(self) -> Tensor:
         return alias(self.tensor if isinstance(self.tensor, Tensor) else self.tensor.get(), self.tracked)

@@ -1,0 +1,16 @@
+"""The group of commands."""
+
+import click
+
+from hyper_parallel.cli.check import check
+from hyper_parallel.cli.demo import demo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hyper-parallel", message="%(prog)s %(version)s")
+def command() -> None:
+    """Say what happens to the activations that backward needs: keep, recompute or swap to host."""
+
+
+command.add_command(check)
+command.add_command(demo)

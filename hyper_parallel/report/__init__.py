@@ -1,0 +1,1 @@
+"""What a person looks at: memory figures, tables and pictures."""

@@ -1,0 +1,162 @@
+"""``hyper-parallel check``."""
+
+import json
+import textwrap
+
+import pytest
+from click.testing import CliRunner
+
+from hyper_parallel.cli.commands import command
+
+POLICY = """
+version: 1
+rules:
+  - cells: "layers.*"
+    policy: must_recompute
+    swap_inputs: true
+  - cells: "layers.0"
+    policy: must_swap
+"""
+
+MODEL = """
+from mindspore import Tensor, nn
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.CellList([nn.Dense(4, 4) for _ in range(2)])
+
+    def construct(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def build():
+    return Net()
+
+def build_with_inputs():
+    return Net(), (Tensor([1.0]),)
+
+def build_number():
+    return 3
+
+def build_wrong_tuple():
+    return Net(), Tensor([1.0])
+
+def build_prints():
+    print("building")
+    return Net()
+
+def build_exits():
+    raise SystemExit(0)
+
+def build_fails():
+    raise KeyError("no such size")
+
+class Holder:
+    build = staticmethod(build)
+
+size = 3
+"""
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """A function that runs the command in a folder with a policy file and a module `{module}`."""
+    # A name of its own per test, since imported modules stay.
+    module = f"model_{abs(hash(tmp_path))}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(MODEL))
+    (tmp_path / f"{module}_broken.py").write_text("import there_is_no_such_module\n")
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+
+    def run(policy="policy.yaml", model="{module}:build", *options):
+        return CliRunner().invoke(command, ["check", policy, "--model", model.format(module=module), *options])
+
+    return run
+
+
+def assert_refused(result, *expected):
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    for text in expected:
+        assert text in result.stderr
+
+
+@pytest.mark.parametrize("factory", ["build", "build_with_inputs", "Holder.build"])
+def test_the_plan_is_printed_as_a_table(check, factory):
+    result = check("policy.yaml", "{module}:" + factory)
+    assert result.exit_code == 0, result.stderr
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if "layers." in line}
+    assert "must_swap" in lines["layers.0"]
+    assert "rule 2" in lines["layers.0"]
+    assert "must_recompute" in lines["layers.1"]
+
+
+def test_json_has_the_rows_and_the_notes(check):
+    result = check("policy.yaml", "{module}:build", "--json")
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert [(row["path"], row["policy"], row["swap_inputs"]) for row in plan["rows"]] == [
+        ("layers.0", "must_swap", False),
+        ("layers.1", "must_recompute", True),
+    ]
+    assert plan["notes"]
+
+
+def test_what_a_factory_prints_does_not_get_into_the_json(check):
+    result = check("policy.yaml", "{module}:build_prints", "--json")
+    assert json.loads(result.stdout)["rows"]
+    assert "building" in result.stderr
+
+
+def test_nothing_is_attached_by_a_check(check):
+    assert check().stdout == check().stdout
+
+
+def test_an_unmatched_rule_is_named(check, tmp_path):
+    (tmp_path / "policy.yaml").write_text('version: 1\nrules: [{cells: "blocks.*", policy: must_swap}]\n')
+    assert_refused(check(), "rule 1", "blocks.*")
+
+
+def test_an_unknown_key_is_named(check, tmp_path):
+    (tmp_path / "policy.yaml").write_text("version: 1\nruless: []\n")
+    assert_refused(check(), "ruless")
+
+
+def test_malformed_yaml_is_refused(check, tmp_path):
+    (tmp_path / "policy.yaml").write_text("version: [1\n")
+    assert_refused(check(), "policy.yaml")
+
+
+def test_a_missing_policy_file_is_named(check):
+    assert_refused(check("nowhere.yaml"), "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("{module}", "module:factory"),
+        (":build", "module:factory"),
+        ("{module}:", "module:factory"),
+        ("there_is_no_such_model:build", "can't import there_is_no_such_model"),
+        ("{module}_broken:build", "there_is_no_such_module"),
+        ("..relative:build", "can't import"),
+        ("{module}:rebuild", "has no rebuild"),
+        ("{module}:size", "must be callable, but is a int"),
+        ("{module}:build_number", "must return a Cell, or (Cell, tuple of inputs), but returned a int"),
+        ("{module}:build_wrong_tuple", "but returned (Net, Tensor)"),
+        ("{module}:build_exits", "build_exits() raised SystemExit: 0"),
+        ("{module}:build_fails", "build_fails() raised KeyError: 'no such size'"),
+    ],
+)
+def test_a_model_that_can_not_be_made_is_refused(check, model, expected):
+    assert_refused(check("policy.yaml", model), expected)
+
+
+def test_help_says_that_code_is_executed():
+    result = CliRunner().invoke(command, ["check", "--help"])
+    assert result.exit_code == 0
+    assert "executes" in result.stdout

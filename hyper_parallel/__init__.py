@@ -18,6 +18,7 @@ from hyper_parallel.core.errors import (
 )
 from hyper_parallel.policy_file import PolicyPlan, apply_policy, load_policy
 from ms_ops.autograd import guard_gradient_calls
+from ms_ops.dispatch import answer_old_primitives
 
 __all__ = [
     "ActivationMemoryError",
@@ -39,3 +40,4 @@ __all__ = [
 ]
 
 guard_gradient_calls()
+answer_old_primitives()

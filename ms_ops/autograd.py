@@ -12,9 +12,11 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor
-from mindspore._c_expression.amp import get_curr_amp_strategy
+from mindspore._c_expression.amp import AmpLevel, get_curr_amp_strategy
 from mindspore.graph.api import _pynative_executor
 from mindspore.train.amp import AmpDecorator
+
+_seed: Any = import_module("mindspore.common.seed")  # the function of that name hides the module
 
 saved_tensors_hooks = ms.saved_tensors_hooks
 """`with saved_tensors_hooks(pack, unpack)`: the innermost pair sees what autograd saves, on the caller's thread."""
@@ -59,36 +61,76 @@ def alias(tensor: Tensor, tracked: bool) -> Tensor:
     return result
 
 
+class _CellPrecision(threading.local):
+    """The precisions that cells with `to_float` set while they run, innermost last: MindSpore has no getter."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+
+
+_cell_precision = _CellPrecision()
+
+
+def _follow_cell_precision() -> None:
+    run = type(_pynative_executor).set_mixed_precision_type
+    if hasattr(run, "_hp_follows"):
+        return
+
+    @functools.wraps(run)
+    def followed(self: Any, precision: Any, is_push: bool = True) -> Any:
+        stack = _cell_precision.stack
+        if is_push:
+            stack.append(precision)
+        elif stack:
+            stack.pop()
+        return run(self, precision, is_push)
+
+    followed._hp_follows = True  # type: ignore[attr-defined]
+    type(_pynative_executor).set_mixed_precision_type = followed
+
+
 class Ambient:
     """What an operator's result depends on besides its inputs, as it is when this object is made."""
 
-    __slots__ = ("amp", "generator")
+    __slots__ = ("amp", "cell_precision", "generator")
 
     def __init__(self) -> None:
         self.amp = get_curr_amp_strategy()
+        self.cell_precision = _cell_precision.stack[-1] if _cell_precision.stack else None
         self.generator = ms.get_rng_state()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Mixed precision and the default generator as they were, inside; as they are, afterwards."""
-        now = ms.get_rng_state()
+        """Mixed precision and the default generator as they were, inside; as they are, afterwards.
+
+        Random operators don't run again inside, but their seeds are counted when they are made.
+        """
+        now, seeds = ms.get_rng_state(), dict(_seed._KERNEL_SEED)
         ms.set_rng_state(self.generator)
         amp = self.amp
         precision: Any = contextlib.nullcontext()
-        if amp:
+        if amp is not None:
             precision = AmpDecorator(
                 amp.get_amp_level(), amp.get_amp_dtype(), amp.get_white_list(), amp.get_black_list()
             )
+        elif get_curr_amp_strategy() is not None:  # backward runs inside mixed precision, the forward did not
+            precision = AmpDecorator(AmpLevel.AmpO0, ms.float32, [], [])
+        if self.cell_precision is not None:
+            _pynative_executor.set_mixed_precision_type(self.cell_precision)
         try:
             with precision:
                 yield
         finally:
+            if self.cell_precision is not None:
+                _pynative_executor.set_mixed_precision_type(self.cell_precision, False)
             ms.set_rng_state(now)
+            _seed._KERNEL_SEED.clear()
+            _seed._KERNEL_SEED.update(seeds)
 
 
 @contextlib.contextmanager
 def replay_recording() -> Iterator[None]:
-    """Record a forward into a graph of its own, so that hooks see again what it saves; flags are as before afterwards."""
+    """Record a forward into a graph of its own, so that hooks see again what it saves; flags stay."""
     flag, enabled = _pynative_executor.grad_flag(), _pynative_executor.enable_grad()
     _pynative_executor.set_grad_flag(True)
     _pynative_executor.set_enable_grad(True)
@@ -119,7 +161,7 @@ _depth = _Depth()
 
 
 def gradient_depth() -> int:
-    """How many gradient calls this thread is inside of: it tells a gradient taken inside a region from the one around it."""
+    """How many gradient calls this thread is inside of: tells a gradient inside a region from the one around it."""
     return _depth.value
 
 
@@ -132,13 +174,14 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        flag = _pynative_executor.grad_flag()
+        flag, cells = _pynative_executor.grad_flag(), len(_cell_precision.stack)
         _depth.value += 1
         try:
             return run(*args, **kwargs)
         except BaseException:
             if not flag:
                 _pynative_executor.clear_res()
+                del _cell_precision.stack[cells:]  # a cell that fails doesn't take its precision back; this does
             _pynative_executor.set_grad_flag(flag)
             raise
         finally:
@@ -154,11 +197,12 @@ _GRADIENT_ENTRIES = (
     ("mindspore.ops.function.grad.grad_func", "_pynative_func_grad_forward"),
     ("mindspore.ops.function.grad.grad_func", "_pynative_func_grad_backward"),
 )
-"""The halves of every PyNative gradient call: `grad`, `value_and_grad`, `GradOperation` (first two), `vjp` (last two)."""
+"""The halves of every PyNative gradient call: `grad`, `value_and_grad`, `GradOperation` (two), `vjp` (last two)."""
 
 
 def guard_gradient_calls() -> None:
     """Install the guard on every PyNative gradient call; doing so again changes nothing."""
+    _follow_cell_precision()
     for module_name, name in _GRADIENT_ENTRIES:
         module = import_module(module_name)
         run = getattr(module, name)

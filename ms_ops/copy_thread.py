@@ -1,5 +1,6 @@
 """`CopyThread`: one thread that copies, urgent jobs first, under its owner's lock."""
 
+import sys
 import threading
 import time
 from collections import deque
@@ -36,17 +37,18 @@ class CopyThread:
 
     def cancel(self, item: Any) -> bool:
         """Forget a job that has not begun; False if there is none."""
-        job = next((job for job in self._jobs if job[0] is item), None)
-        if job is None:
+        index = self._index_of(item)
+        if index is None:
             return False
-        self._jobs.remove(job)
+        del self._jobs[index]
         return True
 
     def hurry(self, item: Any) -> None:
         """Make a queued job the next one."""
-        job = next((job for job in self._jobs if job[0] is item), None)
-        if job is not None:
-            self._jobs.remove(job)
+        index = self._index_of(item)
+        if index is not None:
+            job = self._jobs[index]
+            del self._jobs[index]
             self._jobs.appendleft(job)
 
     def stop(self) -> None:
@@ -59,6 +61,9 @@ class CopyThread:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def _index_of(self, item: Any) -> int | None:
+        return next((index for index, (queued, _) in enumerate(self._jobs) if queued is item), None)
+
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hyper_parallel-copy", daemon=True)
@@ -70,7 +75,10 @@ class CopyThread:
             while not self._stopped:
                 if self._jobs:
                     item, work = self._jobs.popleft()
-                    work(item)
+                    try:
+                        work(item)
+                    except Exception:  # a bug: report it as any thread would, but let those who wait have their turn
+                        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
                     del item, work
                     continue
                 if self._timer is None:

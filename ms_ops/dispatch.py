@@ -4,11 +4,16 @@
 running the operator is still recorded for the gradient. An operator issued inside a callback is not seen.
 """
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import Parameter
+from mindspore import Parameter, Tensor
+from mindspore.ops import primitive as _primitive
 from mindspore.utils import MsDispatchMode
+
+from ms_ops.autograd import is_parameter
 
 RANDOM_OPERATORS = frozenset(
     {
@@ -89,6 +94,16 @@ def with_arguments(args: tuple, new: tuple) -> tuple:
     return new
 
 
+def is_old_primitive(args: tuple) -> bool:
+    """Whether the operator is an old primitive (Dropout, StandardNormal, TopK), by the way it is dispatched.
+
+    A callback must not answer for one: MindSpore 2.9 then doesn't record it, and 2.10 waits forever if an argument is
+    the result of an operator that ran before the replay. `Interception` answers before it is dispatched; autograd
+    doesn't know of it then, so that what it saves is what it saved when it ran.
+    """
+    return arguments(args) is not args
+
+
 def must_run_once(name: str, args: tuple) -> bool:
     """Whether a replay may not run the operator again: it is random, prints, or writes a Parameter.
 
@@ -98,32 +113,52 @@ def must_run_once(name: str, args: tuple) -> bool:
         return True
     if name.startswith(_WRITES):
         own = arguments(args)
-        return bool(own) and isinstance(own[0], Parameter)
+        # not isinstance(..., Parameter): `parameter.copy_(x)` is dispatched with a plain tensor that has the same info
+        return bool(own) and isinstance(own[0], Tensor) and is_parameter(own[0])
     return False
 
 
 def on_copies_of_state(name: str, args: tuple) -> tuple:
     """Arguments for a repeated normalisation: its moving statistics replaced by copies, which then take the update."""
-    own = tuple(
-        arg.copy() if isinstance(arg, Parameter) and not arg.requires_grad else arg for arg in arguments(args)
-    )
+    own = tuple(arg.copy() if isinstance(arg, Parameter) and not arg.requires_grad else arg for arg in arguments(args))
     return with_arguments(args, own)
 
 
+NO_ANSWER = object()
+"""What `early` gives for an operator that is to be dispatched."""
+
+Early = Callable[[str, tuple], Any]
+"""Called with the name and arguments of an old primitive before it is dispatched; gives its result, or NO_ANSWER."""
+
+
+def never(name: str, args: tuple) -> Any:
+    """Dispatch every old primitive."""
+    return NO_ANSWER
+
+
+class _Entered(threading.local):
+    early: Early | None = None
+
+
+_entered = _Entered()
+
+
 class Interception(MsDispatchMode):
-    """Calls `answer(name, run, args)` for every operator that is dispatched on this thread.
+    """Calls `answer(name, run, args)` for every operator that is dispatched on this thread, `early` before.
 
     Entered again while it is entered, it stays entered once: a nested mode would see every operator a second time.
     """
 
-    def __init__(self, answer: Callable[[str, Callable[..., Any], tuple], Any]) -> None:
+    def __init__(self, answer: Callable[[str, Callable[..., Any], tuple], Any], early: Early = never) -> None:
         super().__init__()
         self._answer = answer
+        self._early = early
         self._depth = 0
 
     def __enter__(self) -> "Interception":
         self._depth += 1
         if self._depth == 1:
+            _entered.early = self._early
             super().__enter__()
         return self
 
@@ -131,6 +166,23 @@ class Interception(MsDispatchMode):
         self._depth -= 1
         if self._depth == 0:
             super().__exit__(*exc_info)
+            _entered.early = None
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: Any = None) -> Any:
         return self._answer(func.name, func, args)
+
+
+def answer_old_primitives() -> None:
+    """Have `Primitive.__call__` ask the interception that is entered on its thread; doing so again changes nothing."""
+    run = _primitive._run_op
+    if hasattr(run, "_hp_asks"):
+        return
+
+    @functools.wraps(run)
+    def asked(primitive: Any, name: str, args: tuple) -> Any:
+        early = _entered.early
+        result = NO_ANSWER if early is None else early(name, args)
+        return run(primitive, name, args) if result is NO_ANSWER else result
+
+    asked._hp_asks = True  # type: ignore[attr-defined]
+    _primitive._run_op = asked

@@ -16,7 +16,7 @@ def probe() -> int:
 
 @constexpr(check=False)
 def compiling(function: Any) -> bool:
-    """Whether the code that asks is being compiled into a graph: `if compiling(probe):  # @jit.cond: True`."""
+    """Whether the code that asks is being compiled into a graph (the argument is `probe`)."""
     return function is None
 
 

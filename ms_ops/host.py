@@ -96,6 +96,10 @@ class Tier(ABC):
         """Give everything back to the system."""
 
 
+def _bytes_of(array: np.ndarray) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 class FileTier(Tier):
     """Slots in preallocated files that have no name: nothing is left behind, however the process ends.
 
@@ -146,18 +150,20 @@ class FileTier(Tier):
         return slot
 
     def write(self, slot: Slot, array: np.ndarray) -> None:
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = memoryview(_bytes_of(array))
         done = 0
         while done < len(view):
             done += os.pwrite(slot.place, view[done:], slot.offset + done)
 
     def read(self, slot: Slot, array: np.ndarray) -> None:
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = array.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
             count = os.preadv(slot.place, [view[done:]], slot.offset + done)
             if count == 0:
-                raise OSError(errno.EIO, f"a swapped tensor came back short: {done} of {len(view)} bytes", str(self.folder))
+                raise OSError(
+                    errno.EIO, f"a swapped tensor came back short: {done} of {len(view)} bytes", str(self.folder)
+                )
             done += count
 
     def trim(self) -> None:
@@ -173,7 +179,7 @@ class FileTier(Tier):
 
 
 class HostTier(Tier):
-    """Slots in RAM. On the CPU backend host and device share it, so this tier saves nothing there: tests, accounting."""
+    """Slots in RAM, which host and device share on the CPU backend: it saves nothing there; tests, accounting."""
 
     name = "host"
 
@@ -183,7 +189,7 @@ class HostTier(Tier):
         return Slot(size, np.empty(size, np.uint8))
 
     def write(self, slot: Slot, array: np.ndarray) -> None:
-        slot.place[: array.nbytes] = array.reshape(-1).view(np.uint8)
+        slot.place[: array.nbytes] = _bytes_of(array)
 
     def read(self, slot: Slot, array: np.ndarray) -> None:
         array.reshape(-1).view(np.uint8)[:] = slot.place[: array.nbytes]

@@ -1,7 +1,7 @@
 """The one family of errors that `hyper_parallel` raises.
 
-Mistakes in arguments (a wrong type, a value out of range) are the built-in TypeError and ValueError; what is about
-activation memory derives from `ActivationMemoryError`, so that one `except` clause catches all of it.
+What is about activation memory derives from `ActivationMemoryError`, so that one `except` clause catches all of it; a
+bad policy is a ValueError or TypeError, too. Other mistakes in arguments are the built-in TypeError and ValueError.
 """
 
 
@@ -9,8 +9,12 @@ class ActivationMemoryError(Exception):
     """Base of every error that is about activation memory."""
 
 
-class PolicyError(ActivationMemoryError):
+class PolicyError(ActivationMemoryError, ValueError):
     """A policy is no policy, contradicts another one, matches nothing, or can't be honoured."""
+
+
+class PolicyTypeError(PolicyError, TypeError):
+    """Something of the wrong type stands where a policy, or what it goes on, belongs."""
 
 
 class ReplayMismatchError(ActivationMemoryError):

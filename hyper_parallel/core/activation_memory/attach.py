@@ -19,7 +19,7 @@ from mindspore import nn
 
 from hyper_parallel.core.activation_memory import region
 from hyper_parallel.core.activation_memory.spec import RegionSpec, stack
-from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 from ms_ops.graph import compiling, probe, refuse_in_graph
 
 _SPEC = "_hp_spec"
@@ -45,7 +45,7 @@ def attach(cell: nn.Cell, spec: RegionSpec, must_agree: bool = False) -> RegionS
         PolicyError: The cell carries something that contradicts `spec`, or its `construct` isn't its class's.
     """
     if not isinstance(cell, nn.Cell):
-        raise TypeError(f"{spec.source}: a policy goes on a Cell, but got {type(cell).__name__}: {cell!r}")
+        raise PolicyTypeError(f"{spec.source}: a policy goes on a Cell, but got {type(cell).__name__}: {cell!r}")
     where = spec.path or f"a {type(cell).__name__}"
     if "construct" in cell.__dict__:
         raise PolicyError(
@@ -58,8 +58,7 @@ def attach(cell: nn.Cell, spec: RegionSpec, must_agree: bool = False) -> RegionS
         if must_agree and new != old:
             raise PolicyError(f"{where} carries {old} ({old.source}), but {spec.source} says {spec}; they must agree")
         spec = replace(new, path=spec.path or new.path)
-    object.__setattr__(cell, _SPEC, spec)
-    object.__setattr__(cell, "_hp_where", f"{where} ({spec}, {spec.source})")
+    _mark(cell, spec)
     if not _runs_regions(type(cell)):
         cell.__class__ = _region_class(type(cell))
     return previous
@@ -68,7 +67,7 @@ def attach(cell: nn.Cell, spec: RegionSpec, must_agree: bool = False) -> RegionS
 def restore(cell: nn.Cell, previous: RegionSpec | None) -> None:
     """Give a cell back what `attach()` returned."""
     if previous is not None:
-        object.__setattr__(cell, _SPEC, previous)
+        _mark(cell, previous)
         return
     cell.__dict__.pop(_SPEC, None)
     cell.__dict__.pop("_hp_where", None)
@@ -76,45 +75,50 @@ def restore(cell: nn.Cell, previous: RegionSpec | None) -> None:
         cell.__class__ = type(cell)._hp_base
 
 
-def decorate_class(cls: type, spec: RegionSpec) -> None:
+def _mark(cell: nn.Cell, spec: RegionSpec) -> None:
+    object.__setattr__(cell, _SPEC, spec)
+    object.__setattr__(cell, "_hp_where", f"{spec.path or f'a {type(cell).__name__}'} ({spec}, {spec.source})")
+
+
+def decorate_class(cls: Any, spec: RegionSpec) -> None:
     """Put a policy on every instance of a Cell class, present and future, and of its subclasses."""
     old = cls.__dict__.get("_hp_class_spec")
-    cls._hp_class_spec = spec if old is None else stack(old, spec, f"class {cls.__name__}")  # type: ignore[attr-defined]
-    cls._hp_where = f"a {cls.__name__} ({cls._hp_class_spec}, decorator on its class)"  # type: ignore[attr-defined]
+    cls._hp_class_spec = spec if old is None else stack(old, spec, f"class {cls.__name__}")
+    cls._hp_where = f"a {cls.__name__} ({cls._hp_class_spec}, decorator on its class)"
     if old is None:
         _cover_subclasses(cls)
         for subclass in [cls, *_descendants(cls)]:
             _cover(subclass)
 
 
-def _descendants(cls: type) -> list[type]:
+def _descendants(cls: Any) -> list[Any]:
     return [found for subclass in cls.__subclasses__() for found in (subclass, *_descendants(subclass))]
 
 
-def _cover(cls: type) -> None:
+def _cover(cls: Any) -> None:
     """Make a class's own `construct`, if it has one, run as a region."""
     own = cls.__dict__.get("construct")
     if own is None:
         if "_hp_class_spec" in cls.__dict__:
             inherited = lambda cell: super(cls, cell).construct  # noqa: E731
-            cls.construct = _region_construct(inherited, cls.construct)  # type: ignore[attr-defined]
+            cls.construct = _region_construct(inherited, cls.construct)
     elif not hasattr(own, "_hp_region"):
-        cls.construct = _region_construct(lambda cell: own.__get__(cell), own)  # type: ignore[attr-defined]
+        cls.construct = _region_construct(lambda cell: own.__get__(cell), own)
 
 
-def _cover_subclasses(cls: type) -> None:
+def _cover_subclasses(cls: Any) -> None:
     inherited = cls.__dict__.get("__init_subclass__")
 
-    def __init_subclass__(subclass: type, **kwargs: Any) -> None:  # noqa: N807
+    def __init_subclass__(subclass: Any, **kwargs: Any) -> None:
         if inherited is not None:
             inherited.__func__(subclass, **kwargs)
         else:
             super(cls, subclass).__init_subclass__(**kwargs)
         _cover(subclass)
 
-    cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
+    cls.__init_subclass__ = classmethod(__init_subclass__)
     if not hasattr(cls, "unwrap_cell"):
-        cls.unwrap_cell = property(_itself)  # type: ignore[attr-defined]
+        cls.unwrap_cell = property(_itself)
 
 
 def _itself(cell: nn.Cell) -> nn.Cell:
@@ -126,26 +130,28 @@ def _runs_regions(cls: type) -> bool:
     return hasattr(inspect.getattr_static(cls, "construct", None), "_hp_region")
 
 
-def _region_class(cls: type) -> type:
+def _region_class(cls: Any) -> type:
     found = cls.__dict__.get("_hp_region_class")
     if found is None:
         names = {
-            "construct": _region_construct(lambda cell: cls.construct.__get__(cell), cls.construct),  # type: ignore[attr-defined]
+            "construct": _region_construct(lambda cell: cls.construct.__get__(cell), cls.construct),
             "unwrap_cell": property(_itself),
             "_hp_base": cls,
+            "_hp_where": f"a {cls.__name__}, whose policy was removed under another class on top of it,",
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
         }
         found = type(cls)(cls.__name__, (cls,), names)
-        cls._hp_region_class = found  # type: ignore[attr-defined]
+        cls._hp_region_class = found
     return found
 
 
 def _region_construct(plain_of: Callable[[Any], Callable[..., Any]], like: Any) -> Any:
     """A `construct` that runs the plain one (`plain_of(cell)`) as a region, if the cell carries a policy."""
 
-    def construct(self, *args, **kwargs):  # read by MindSpore's compiler, too: no annotations, plain statements
+    # MindSpore's compiler reads this function, too: no annotations, plain statements
+    def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         if compiling(probe):  # @jit.cond: True
             refuse_in_graph(self._hp_where)
         return _run(self, plain_of(self), args, kwargs)

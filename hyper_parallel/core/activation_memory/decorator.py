@@ -8,6 +8,7 @@ from mindspore import nn
 from hyper_parallel.core.activation_memory.attach import attach, decorate_class
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.errors import PolicyTypeError
 
 Target = TypeVar("Target")
 
@@ -26,8 +27,8 @@ def activation_policy(policy: CheckpointPolicy, *, swap_inputs: bool = False) ->
         A function that puts the policy on its argument, and returns it.
 
     Raises:
-        TypeError: `policy` is no CheckpointPolicy, or the target is neither a Cell class nor a Cell.
-        PolicyError: The target carries a policy that contradicts, or `swap_inputs` has nothing to act on.
+        PolicyError: `policy` is no CheckpointPolicy, or the target is neither a Cell class nor a Cell (these two are
+            TypeErrors, too), the target carries a policy that contradicts, or `swap_inputs` has nothing to act on.
 
     Supported Platforms:
         ``CPU``
@@ -51,9 +52,9 @@ def activation_policy(policy: CheckpointPolicy, *, swap_inputs: bool = False) ->
         elif isinstance(target, nn.Cell):
             attach(target, spec)
         else:
-            raise TypeError(
-                f"activation_policy goes on a Cell class or a Cell, but got {target!r} of type {type(target).__name__}; "
-                f"for a function use checkpoint_wrapper or swap_wrapper"
+            raise PolicyTypeError(
+                f"activation_policy goes on a Cell class or a Cell, but got {target!r} of type "
+                f"{type(target).__name__}; for a function use checkpoint_wrapper or swap_wrapper"
             )
         return target
 

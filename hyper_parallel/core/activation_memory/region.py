@@ -1,5 +1,6 @@
 """Running the body of a region under its policy: the one place where the policies differ."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ def run(spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> A
     if not recording():
         return body(*args, **kwargs)
     scope = current()
+    if (scope.records or scope.replays) and scope.inside_a_gradient:
+        # a replay takes the gradient again: it needs all of the graph, which an output read from a tape doesn't have
+        return body(*args, **kwargs)
     if scope.replays:
         return _again(scope, spec, path, body, args, kwargs)
     if spec.policy.saves:
@@ -35,7 +39,7 @@ def run(spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> A
 
 def _again(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
     """A region inside the replay of an enclosing one: what ran once is read, a nested region gives its output again."""
-    if not spec.policy.replays or scope.reader.upcoming == f"cell {path}":
+    if scope.reader.upcoming != f"region {path}":  # the record decides: the ladder may have overruled the policy
         return scope.reader.cell(path)
     offer_inputs(scope.offer, args, kwargs)
     with entered(Repeated(scope.reader.nested(path), path)):
@@ -65,7 +69,7 @@ def _swapped(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, k
 
 
 def _replayed(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
-    contexts = spec.context_fn() if spec.context_fn else None
+    contexts = _contexts_of(spec, path)
     tape = scope.tape.nested(path) if scope.records else Tape()
     invocation = Invocation(body, path, tape, contexts)
     if scope.records or isinstance(scope, SwapScope):
@@ -75,3 +79,15 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, 
     group: SwapGroup = SwapManager().open_group(path)
     with group:
         return invocation.forward(args, kwargs, group.add)
+
+
+def _contexts_of(spec: RegionSpec, path: str) -> tuple[Any, Any]:
+    if spec.context_fn is None:
+        return contextlib.nullcontext(), contextlib.nullcontext()
+    contexts = spec.context_fn()
+    if not isinstance(contexts, (tuple, list)) or len(contexts) != 2:
+        raise TypeError(
+            f"{path}: context_fn must give two context managers, for the forward and for the replay, but gave "
+            f"{contexts!r}"
+        )
+    return contexts[0], contexts[1]

@@ -7,7 +7,6 @@ that is dropped without a backward takes all of it along. MindSpore drops a node
 passed the node, and with them the values of the replay; one replay therefore serves every reader there is.
 """
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,13 @@ from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
 from hyper_parallel.core.activation_memory.trees import map_leaves
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import Ambient, alias, is_parameter, replay_recording, requires_grad
-from ms_ops.dispatch import NORMALISATION_WITH_STATE, must_run_once, on_copies_of_state
+from ms_ops.dispatch import (
+    NO_ANSWER,
+    NORMALISATION_WITH_STATE,
+    is_old_primitive,
+    must_run_once,
+    on_copies_of_state,
+)
 
 _REMEDY = "the region must do the same each time it runs with the same inputs, or carry the policy MUST_SAVE"
 
@@ -74,21 +79,20 @@ def offer_inputs(pack: Callable[[Tensor], Any] | None, args: tuple, kwargs: dict
 class Invocation:
     """One call of a replayed region."""
 
-    def __init__(self, body: Callable[..., Any], path: str, tape: Tape, contexts: tuple[Any, Any] | None) -> None:
+    def __init__(self, body: Callable[..., Any], path: str, tape: Tape, contexts: tuple[Any, Any]) -> None:
         self.path = path
         self.tape = tape
         self.placeholders: list[weakref.ref[Placeholder]] = []
         self._body = body
         self._inputs: Any = None
         self._ambient = Ambient()
-        self._forward_context, self._replay_context = contexts or (None, None)
+        self._forward_context, self._replay_context = contexts
         self._replayed = False
 
     def forward(self, args: tuple, kwargs: dict, pack_input: Callable[[Tensor], Any] | None) -> Any:
         """Run the region; `pack_input` says what waits instead of a tensor input (the tensor itself: it waits)."""
-
         self._inputs = offer_inputs(pack_input, args, kwargs)
-        with entered(_Recording(self)), self._forward_context or contextlib.nullcontext():
+        with entered(_Recording(self)), self._forward_context:
             return self._body(*args, **kwargs)
 
     def replay(self) -> None:
@@ -100,7 +104,7 @@ class Invocation:
         scope = Replaying(self)
         with replay_recording(), self._ambient.restored():
             args, kwargs = map_leaves(lambda leaf: leaf.get() if isinstance(leaf, _Input) else leaf, self._inputs)
-            with entered(scope), self._replay_context or contextlib.nullcontext():
+            with entered(scope), self._replay_context:
                 self._body(*args, **kwargs)
         scope.finish()
         self._replayed = True
@@ -115,16 +119,24 @@ class _Recording(Scope):
     def __init__(self, invocation: Invocation) -> None:
         self._invocation = invocation
         self.tape = invocation.tape
+        self._keeps = False
 
     def pack(self, tensor: Tensor) -> Any:
+        if self._keeps:
+            return Kept(tensor)
         placeholder = Placeholder(self._invocation, tensor)
         self._invocation.placeholders.append(weakref.ref(placeholder))
         return placeholder
 
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
-        result = run(*args)
-        if must_run_once(name, args):
-            self.tape.write_operator(name, result)
+        if not must_run_once(name, args):
+            return run(*args)
+        self._keeps = is_old_primitive(args)  # what the replay won't save again is kept as it is
+        try:
+            result = run(*args)
+        finally:
+            self._keeps = False
+        self.tape.write_operator(name, result)
         return result
 
 
@@ -135,6 +147,9 @@ class _Repeating(Scope):
 
     def __init__(self, tape: Tape, path: str) -> None:
         self.reader = TapeReader(tape, path)
+
+    def answer(self, name: str, args: tuple) -> Any:
+        return self.reader.operator(name) if must_run_once(name, args) else NO_ANSWER
 
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         if must_run_once(name, args):
@@ -158,6 +173,7 @@ class Replaying(_Repeating):
         super().__init__(invocation.tape, invocation.path)
         self._invocation = invocation
         self._next = 0
+        self._values: list[tuple[Placeholder, Tensor]] = []
 
     def pack(self, tensor: Tensor) -> Any:
         placeholders, index = self._invocation.placeholders, self._next
@@ -175,11 +191,11 @@ class Replaying(_Repeating):
                     f"{tensor.shape} and dtype {tensor.dtype} in the replay, but shape {placeholder.shape} and dtype "
                     f"{placeholder.dtype} in the forward; {_REMEDY}"
                 )
-            placeholder.value = alias(tensor, tracked=False) if requires_grad(tensor) else tensor
+            self._values.append((placeholder, alias(tensor, tracked=False) if requires_grad(tensor) else tensor))
         return None  # the replay's own graph is dropped unread; holding the tensor there would keep all of them
 
     def finish(self) -> None:
-        """Check that the replay did all that the forward did."""
+        """Check that the replay did all that the forward did; only then are its values given out."""
         count = len(self._invocation.placeholders)
         if self._next != count:
             raise ReplayMismatchError(
@@ -187,3 +203,6 @@ class Replaying(_Repeating):
                 f"{_REMEDY}"
             )
         self.reader.finish()
+        for placeholder, value in self._values:
+            placeholder.value = value
+        self._values.clear()

@@ -12,7 +12,7 @@ from typing import Any
 from mindspore import Tensor
 
 from ms_ops.autograd import alias, gradient_depth, is_parameter, requires_grad, saved_tensors_hooks
-from ms_ops.dispatch import Interception
+from ms_ops.dispatch import NO_ANSWER, Interception
 
 
 class Kept:
@@ -44,7 +44,12 @@ class Scope:
 
     def offer(self, tensor: Tensor) -> Any:
         """`pack`, but for what a gradient taken inside the region saves: that is read back before the region ends."""
-        return self.pack(tensor) if gradient_depth() == self._depth else Kept(tensor)
+        return Kept(tensor) if self.inside_a_gradient else self.pack(tensor)
+
+    @property
+    def inside_a_gradient(self) -> bool:
+        """Whether the code that runs now belongs to a gradient that was begun after this scope was entered."""
+        return gradient_depth() != self._depth
 
     def pack(self, tensor: Tensor) -> Any:
         """What autograd holds instead of `tensor`: an object with `get()`."""
@@ -54,6 +59,10 @@ class Scope:
         """The result of an operator."""
         return run(*args)
 
+    def answer(self, name: str, args: tuple) -> Any:
+        """The result of an old primitive that isn't to be dispatched."""
+        return NO_ANSWER
+
 
 class _Outside(Scope):
     """No region: no hooks are entered for it."""
@@ -62,9 +71,12 @@ class _Outside(Scope):
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.scopes: list[Scope] = [_Outside()]
-        self.interception = Interception(self._answer)
+        self.interception = Interception(self._dispatch, self._answer)
 
-    def _answer(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
+    def _answer(self, name: str, args: tuple) -> Any:
+        return self.scopes[-1].answer(name, args)
+
+    def _dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         return self.scopes[-1].dispatch(name, run, args)
 
 
@@ -74,11 +86,6 @@ _stack = _Stack()
 def current() -> Scope:
     """The scope that decides now."""
     return _stack.scopes[-1]
-
-
-def outside() -> bool:
-    """Whether no region is running on this thread."""
-    return len(_stack.scopes) == 1
 
 
 def _unpack(packed: Any) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class RegionSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, CheckpointPolicy):
-            raise TypeError(
+            raise PolicyTypeError(
                 f"policy must be a CheckpointPolicy, one of {', '.join(p.name for p in CheckpointPolicy)}, "
                 f"but got {self.policy!r} of type {type(self.policy).__name__} ({self.source})"
             )
         if not isinstance(self.swap_inputs, bool):
-            raise TypeError(f"swap_inputs must be a bool, but got {self.swap_inputs!r} ({self.source})")
+            raise PolicyTypeError(f"swap_inputs must be a bool, but got {self.swap_inputs!r} ({self.source})")
+        if self.tensor_policy is not None and not callable(self.tensor_policy):
+            raise PolicyTypeError(f"policy_fn must be callable, but got {self.tensor_policy!r} ({self.source})")
         if self.swap_inputs and not self.policy.replays:
             raise PolicyError(
                 f"swap_inputs=True keeps the inputs of a replayed region on host, but the policy is "

@@ -9,6 +9,7 @@ Backward reads nodes in reverse, so that entries are loaded from the group that 
 before it, latest entry first, as long as the bytes loaded and not yet given up fit into the window.
 """
 
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ import numpy as np
 
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
+from hyper_parallel.core.activation_memory.swap_stats import SwapStats
 from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTensor
 from hyper_parallel.core.errors import HostMemoryError
 from ms_ops.copy_thread import CopyThread
@@ -26,6 +28,11 @@ from ms_ops.tensors import address_of, over, view_of
 
 _GRACE_SECONDS = 0.02
 _GROUPS_AHEAD = 2
+_COUNTERS = tuple(
+    field.name
+    for field in dataclasses.fields(SwapStats)
+    if field.name not in ("live_bytes", "host_live_bytes", "allocated_bytes")
+)
 _ON_DEVICE = (SwapState.RESIDENT, SwapState.OFFLOADING)
 
 
@@ -37,13 +44,7 @@ class SwapEngine:
         self.tier = tier
         self.dead: deque[SwapTensor] = deque()
         """Entries whose handle died, once per handle; filled by finalizers."""
-        self.counts: dict[str, float] = dict.fromkeys(
-            (
-                "offloaded_bytes loaded_bytes duplicate_bytes cancelled_bytes parameter_bytes small_bytes kept_bytes "
-                "recomputed_regions resident_peak_bytes host_peak_bytes late_loads wait_seconds"
-            ).split(),
-            0,
-        )
+        self.counts: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self.resident_bytes = 0
         self.host_bytes = 0
         self._lock = threading.RLock()
@@ -91,16 +92,18 @@ class SwapEngine:
         """Take over what the region saved. The only wait for operators: Note [One wait per group]."""
         # without the lock: the copy thread must go on while this waits
         arrays = [view_of(handle.tensor) for handle in handles]
-        wanted = [group.wants(handle.tensor) for handle in handles]
+        keys = [(address_of(array), array.shape, array.strides, array.dtype.str) for array in arrays]
+        # one question for each tensor, however often it was saved
+        wanted = {key: group.wants(handle.tensor) for key, handle in dict(zip(keys, handles, strict=True)).items()}
         with self._lock:
             self._reap()
             self._raise_failure()
             self._launch_held()
-            for handle, array, want in zip(handles, arrays, wanted, strict=True):
-                if not want:
+            for handle, array, key in zip(handles, arrays, keys, strict=True):
+                if not wanted[key]:
                     self.counts["kept_bytes"] += array.nbytes
                     continue
-                entry = self._entry_for(array, group)
+                entry = self._entry_for(key, array, group)
                 if entry is None:
                     continue
                 entry.handles += 1
@@ -112,8 +115,7 @@ class SwapEngine:
             if self._held:
                 self._thread.later(_GRACE_SECONDS, self._launch_held)
 
-    def _entry_for(self, array: np.ndarray, group: SwapGroup) -> SwapTensor | None:
-        key = (address_of(array), array.shape, array.strides, array.dtype.str)
+    def _entry_for(self, key: tuple, array: np.ndarray, group: SwapGroup) -> SwapTensor | None:
         entry = self._by_key.get(key)
         if entry is not None:
             self.counts["duplicate_bytes"] += array.nbytes

@@ -87,11 +87,13 @@ class SwapGroup:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         handles = [handle for ref in self._handles if (handle := ref()) is not None]
         self._handles.clear()
-        if error is None and handles:
-            self._engine.close_group(self, handles)
-        for handle in handles:
-            if handle.entry is None and handle.tensor is not None:
-                handle.tensor = Kept(handle.tensor).get()  # Note: [Never hand a saved tensor back]
+        try:
+            if error is None and handles:
+                self._engine.close_group(self, handles)
+        finally:
+            for handle in handles:
+                if handle.entry is None and handle.tensor is not None:
+                    handle.tensor = Kept(handle.tensor).get()  # Note: [Never hand a saved tensor back]
 
 
 class SwapScope(Scope):

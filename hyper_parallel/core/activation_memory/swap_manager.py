@@ -84,8 +84,8 @@ class SwapManager:
                 Default: nothing, HostMemoryError.
 
         Raises:
-            ValueError: A value is not valid; the message names all that aren't.
-            PolicyError: A policy file that is applied chose otherwise.
+            PolicyError: A value is not valid (also a ValueError; the message names all that aren't), or a policy file
+                that is applied chose otherwise.
             SwapStateError: Tensors are swapped right now.
             HostMemoryError: The folder can't be written.
 
@@ -122,8 +122,7 @@ class SwapManager:
             A function without arguments that undoes it.
 
         Raises:
-            ValueError: A value is not valid.
-            PolicyError: `configure()` or another applied file chose otherwise.
+            PolicyError: A value is not valid, or `configure()` or another applied file chose otherwise.
             SwapStateError: Tensors are swapped right now.
             HostMemoryError: The folder can't be written.
         """
@@ -255,17 +254,16 @@ def _validated(values: dict[str, Any], source: str) -> SwapSettings:
         lines = [
             f"{'.'.join(str(part) for part in item['loc'])}={item['input']!r}: {item['msg']}" for item in error.errors()
         ]
-        raise ValueError(f"{source}: " + "; ".join(lines)) from None
+        raise PolicyError(f"{source}: " + "; ".join(lines)) from None
 
 
 def _tier_of(settings: SwapSettings) -> Tier:
-    limit = settings.host_budget
-    if limit is None:
-        limit = int(container_bytes() * _BUDGET_SHARE / ranks_on_this_host())  # type: ignore[assignment]
+    budget = settings.host_budget
+    limit = int(container_bytes() * _BUDGET_SHARE / ranks_on_this_host()) if budget is None else int(budget)
     if settings.tier == "host":
-        return HostTier(int(limit))
+        return HostTier(limit)
     try:
-        return FileTier(settings.folder, int(limit))
+        return FileTier(settings.folder, limit)
     except OSError as error:
         raise HostMemoryError(
             f"the folder of the file tier can't be written: {settings.folder or 'the temporary folder'}: "
@@ -273,8 +271,10 @@ def _tier_of(settings: SwapSettings) -> Tier:
         ) from error
 
 
-def _forget_after_fork() -> None:
-    SwapManager._instance = None  # the copy thread doesn't exist in a child process
+def _forget_engine_after_fork() -> None:
+    SwapManager._creating = threading.Lock()
+    if SwapManager._instance is not None:
+        SwapManager._instance._engine = None  # its copy thread doesn't exist in a child process; settings stay
 
 
 def _close_at_exit() -> None:
@@ -282,5 +282,5 @@ def _close_at_exit() -> None:
         SwapManager._instance._close()
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_forget_engine_after_fork)
 atexit.register(_close_at_exit)

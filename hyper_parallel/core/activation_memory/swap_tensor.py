@@ -1,13 +1,13 @@
 """`SwapTensor`: one saved storage on its way to host and back, as a state machine.
 
-             launch                 written
-  RESIDENT ----------> OFFLOADING ----------> ON_HOST <---------+
-     ^                     |                     | want          | failed
-     +---------------------+                     v               |
-        cancelled, failed                     LOADING -----------+
-                                                 | read
-  every state ---> RELEASED                      v
-  (nobody will read it any more)               LOADED
+           launch                 written
+RESIDENT ----------> OFFLOADING ----------> ON_HOST <---------+
+   ^                     |                     | want          | failed
+   +---------------------+                     v               |
+      cancelled, failed                     LOADING -----------+
+                                               | read
+every state ---> RELEASED                      v
+(nobody will read it any more)               LOADED
 """
 
 import enum
@@ -86,9 +86,7 @@ class SwapTensor:
         """
         if to not in LEGAL[self.state]:
             legal = ", ".join(sorted(state.value for state in LEGAL[self.state])) or "nothing"
-            raise SwapStateError(
-                f"{self}: {self.state.value} can't become {to.value}; legal from here: {legal}"
-            )
+            raise SwapStateError(f"{self}: {self.state.value} can't become {to.value}; legal from here: {legal}")
         self.state = to
 
     def __str__(self) -> str:

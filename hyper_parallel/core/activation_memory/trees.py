@@ -1,5 +1,6 @@
 """Nested arguments and results: tuples, lists, dicts, named tuples, dataclasses."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +19,9 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     if type(tree) is dict:
         return {key: map_leaves(function, value) for key, value in tree.items()}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        fields = [field for field in dataclasses.fields(tree) if field.init]
-        return dataclasses.replace(
-            tree, **{field.name: map_leaves(function, getattr(tree, field.name)) for field in fields}
-        )
+        result = copy.copy(tree)  # not dataclasses.replace: that runs the constructor and __post_init__ again
+        for field in dataclasses.fields(tree):
+            if hasattr(tree, field.name):
+                object.__setattr__(result, field.name, map_leaves(function, getattr(tree, field.name)))
+        return result
     return function(tree)

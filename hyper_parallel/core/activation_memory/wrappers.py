@@ -231,7 +231,7 @@ def _check_keywords(function: Any, ours: frozenset[str], who: str) -> None:
     if isinstance(function, type) or not callable(function):
         raise TypeError(f"{who} calls a function or Cell, but got {function!r} of type {type(function).__name__}")
     plain = function.construct if isinstance(function, nn.Cell) else function
-    clash = _parameters_of(getattr(plain, "__func__", plain)) & ours
+    clash = _parameters_of(plain) & ours
     if clash:
         raise ValueError(
             f"{who}: {_name_of(function)} has parameters named like {who}'s own, {sorted(clash)}, which would never "
@@ -239,9 +239,9 @@ def _check_keywords(function: Any, ours: frozenset[str], who: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=1024)
-def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+def _parameters_of(function: Callable[..., Any]) -> set[str]:
+    bound = function.keywords if isinstance(function, functools.partial) else {}
     try:
-        return frozenset(inspect.signature(function).parameters)
+        return set(inspect.signature(function).parameters) - set(bound)
     except (TypeError, ValueError):  # built in
-        return frozenset()
+        return set()

@@ -1,0 +1,377 @@
+"""Facts about MindSpore's gradients that the library relies on: a test that fails here says that MindSpore changed."""
+
+import gc
+import importlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore._c_expression.amp import AmpLevel
+from mindspore.graph.api import _pynative_executor
+from mindspore.train.amp import AmpDecorator
+
+from ms_ops.autograd import (
+    _GRADIENT_ENTRIES,
+    Ambient,
+    alias,
+    backward_is_recorded,
+    gradient_depth,
+    guard_gradient_calls,
+    is_parameter,
+    recording,
+    replay_recording,
+    requires_grad,
+    saved_tensors_hooks,
+    wait_for_operators,
+)
+
+
+def numbers(*shape: int) -> Tensor:
+    return Tensor(np.random.RandomState(0).randn(*shape).astype(np.float32))
+
+
+class Held:
+    """What a hook returns instead of a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+# ---- saved-tensor hooks
+
+
+def left_after_a_dropped_graph(kept: Callable[[Tensor], Tensor]) -> int:
+    """How many objects that a hook returned live on when a forward is dropped; they hold `kept(tensor)`."""
+    alive: list[weakref.ref] = []
+
+    def pack(tensor: Tensor) -> Held:
+        held = Held(kept(tensor))
+        alive.append(weakref.ref(held))
+        return held
+
+    def forward() -> None:
+        x = numbers(4, 4)
+        x.requires_grad_()
+        with saved_tensors_hooks(pack, lambda held: held.tensor):
+            ops.tanh(x)
+
+    _pynative_executor.set_grad_flag(True)
+    try:
+        forward()
+    finally:
+        _pynative_executor.set_grad_flag(False)
+    wait_for_operators()
+    gc.collect()
+    assert len(alive) == 1
+    return sum(reference() is not None for reference in alive)
+
+
+def test_a_hook_that_returns_what_it_was_given_leaks_when_the_graph_is_dropped() -> None:
+    """Why `Kept` holds an alias; when this fails, it need not any more."""
+    assert left_after_a_dropped_graph(lambda tensor: tensor) == 1
+
+
+def test_a_hook_that_returns_an_alias_leaks_nothing() -> None:
+    assert left_after_a_dropped_graph(lambda tensor: alias(tensor, tracked=False)) == 0
+
+
+def test_what_is_saved_dies_while_backward_runs() -> None:
+    alive: list[weakref.ref] = []
+    left: list[int] = []
+
+    def pack(tensor: Tensor) -> Held:
+        held = Held(alias(tensor, tracked=False))
+        alive.append(weakref.ref(held))
+        return held
+
+    def unpack(held: Held) -> Tensor:
+        wait_for_operators()
+        left.append(sum(reference() is not None for reference in alive))
+        return held.tensor
+
+    def forward(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(pack, unpack):
+            for _ in range(6):
+                x = ops.tanh(x)
+        return x
+
+    ms.grad(forward)(numbers(4, 4))
+    assert len(left) == 6
+    assert left[-1] < left[0]
+    wait_for_operators()
+    assert [reference() for reference in alive] == [None] * 6
+
+
+def test_of_nested_hooks_the_inner_pair_alone_is_called() -> None:
+    seen: list[str] = []
+
+    def hooks(name: str) -> Any:
+        return saved_tensors_hooks(lambda tensor: seen.append(name) or alias(tensor, False), lambda tensor: tensor)
+
+    def forward(x: Tensor) -> Tensor:
+        with hooks("outer"):
+            y = ops.tanh(x)
+            with hooks("inner"):
+                return ops.exp(y)
+
+    ms.grad(forward)(numbers(2))
+    assert seen == ["outer", "inner"]
+
+
+def test_x_times_x_is_saved_twice() -> None:
+    seen: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: seen.append(t.shape) or alias(t, False), lambda t: t):
+            return x * x
+
+    ms.grad(forward)(numbers(2))
+    assert len(seen) == 2
+
+
+def test_a_saved_parameter_is_known_by_its_info() -> None:
+    weight, x = Parameter(numbers(3, 3), name="w"), numbers(3, 3)
+    seen: list[bool] = []
+
+    def forward(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: seen.append(is_parameter(t)) or alias(t, False), lambda t: t):
+            return ops.matmul(ops.tanh(x), weight)
+
+    ms.grad(forward, 0, [weight])(x)
+    assert sorted(seen) == [False, False, True]
+
+
+# ---- flags
+
+
+def test_nothing_is_recorded_outside_of_a_gradient() -> None:
+    assert not recording()
+
+
+def test_a_forward_that_is_differentiated_is_recorded() -> None:
+    seen: list[bool] = []
+    ms.grad(lambda x: seen.append(recording()) or ops.tanh(x))(numbers(2))
+    assert seen == [True]
+
+
+def backward_flags(grad: Callable[[Any], Any]) -> list[bool]:
+    seen: list[bool] = []
+
+    def forward(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(
+            lambda tensor: alias(tensor, False), lambda tensor: seen.append(backward_is_recorded()) or tensor
+        ):
+            return ops.tanh(x).sum()
+
+    grad(forward)(numbers(3))
+    return seen
+
+
+def test_the_flag_is_off_in_a_plain_backward() -> None:
+    assert backward_flags(ms.grad) == [False]
+
+
+def test_the_flag_is_on_in_a_backward_that_is_recorded() -> None:
+    def twice(forward: Callable) -> Callable:
+        inner = ms.grad(forward)
+        return ms.grad(lambda x: inner(x).sum())
+
+    assert backward_flags(twice)[0] is True
+
+
+def test_results_and_leaves_are_tracked_and_an_untracked_alias_is_not() -> None:
+    seen: list[bool] = []
+
+    def forward(x: Tensor) -> Tensor:
+        y = ops.tanh(x)
+        seen.extend(map(requires_grad, (y, alias(y, tracked=False), alias(y, tracked=True))))
+        return y
+
+    ms.grad(forward)(numbers(2))
+    assert seen == [True, False, True]
+
+
+def test_an_alias_shares_the_storage() -> None:
+    x = numbers(4)
+    twin = alias(x, tracked=False)
+    assert twin is not x
+    assert twin.data_ptr() == x.data_ptr()
+
+
+# ---- the guard on gradient calls
+
+
+def test_the_names_of_the_gradient_entries_exist_and_are_guarded() -> None:
+    for module_name, name in _GRADIENT_ENTRIES:
+        assert hasattr(getattr(importlib.import_module(module_name), name), "_hp_guarded"), (module_name, name)
+
+
+def test_guarding_again_changes_nothing() -> None:
+    def entries() -> list[Any]:
+        return [getattr(importlib.import_module(module), name) for module, name in _GRADIENT_ENTRIES]
+
+    before = entries()
+    guard_gradient_calls()
+    assert entries() == before
+
+
+class Net(nn.Cell):
+    """Calls back while it runs."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self.act = act
+
+    def construct(self, x: Tensor) -> Tensor:
+        self.act()
+        return ops.tanh(x)
+
+
+WAYS: dict[str, Callable[[nn.Cell], Any]] = {
+    "grad": lambda net: ms.grad(net)(numbers(2)),
+    "value_and_grad": lambda net: ms.value_and_grad(net)(numbers(2)),
+    "GradOperation": lambda net: ops.GradOperation()(net)(numbers(2)),
+    "vjp": lambda net: ms.vjp(net, numbers(2))[1](numbers(2)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_take_a_gradient_counts_its_depth(way: str) -> None:
+    seen: list[int] = []
+    WAYS[way](Net(lambda: seen.append(gradient_depth())))
+    assert set(seen) == {1}
+    assert gradient_depth() == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_after_a_failed_forward_the_flag_is_off_and_the_next_gradient_right(way: str) -> None:
+    def fail() -> None:
+        raise LookupError("in forward")
+
+    with pytest.raises(LookupError, match="in forward"):
+        WAYS[way](Net(fail))
+    assert not recording()
+    assert gradient_depth() == 0
+    x = numbers(2)
+    y = np.tanh(x.asnumpy())
+    np.testing.assert_allclose(ms.grad(Net(lambda: None))(x).asnumpy(), 1 - y * y, rtol=1e-5)
+
+
+def test_a_flag_that_was_on_before_a_failure_stays_on() -> None:
+    _pynative_executor.set_grad_flag(True)
+    try:
+        with pytest.raises(LookupError):
+            ms.grad(Net(lambda: (_ for _ in ()).throw(LookupError())))(numbers(2))
+        assert _pynative_executor.grad_flag()
+    finally:
+        _pynative_executor.set_grad_flag(False)
+        _pynative_executor.clear_res()
+
+
+def test_the_depth_belongs_to_its_thread() -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        other = threading.Thread(target=lambda: seen.append(gradient_depth()))
+        other.start()
+        other.join()
+
+    ms.grad(Net(look))(numbers(2))
+    assert seen == [0]
+
+
+# ---- repeating a forward
+
+
+def test_a_repeated_forward_is_recorded_and_flags_are_as_before() -> None:
+    with replay_recording():
+        assert recording()
+    assert not recording()
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_flags_are_as_before_after_a_repeated_forward_fails(flag: bool) -> None:
+    _pynative_executor.set_grad_flag(flag)
+    try:
+        with pytest.raises(LookupError, match="mine"), replay_recording():
+            Net(lambda: (_ for _ in ()).throw(LookupError("mine")))(numbers(2))
+        assert _pynative_executor.grad_flag() is flag
+    finally:
+        _pynative_executor.set_grad_flag(False)
+
+
+def test_hooks_see_what_a_repeated_forward_saves() -> None:
+    x, seen = numbers(3), []
+
+    def forward(x: Tensor) -> Tensor:
+        y = ops.tanh(x)
+        with replay_recording(), saved_tensors_hooks(lambda t: seen.append(t.shape), lambda t: t):
+            ops.exp(alias(x, tracked=True))
+        return y
+
+    ms.grad(forward)(x)
+    assert seen == [(3,)]
+
+
+# ---- mixed precision and the generator
+
+
+def matmul_dtype() -> Any:
+    return ops.matmul(numbers(2, 2), numbers(2, 2)).dtype
+
+
+def half() -> AmpDecorator:
+    return AmpDecorator(AmpLevel.AmpO3, ms.float16, [], [])
+
+
+def test_the_generator_is_restored_inside_and_as_it_was_afterwards() -> None:
+    ambient = Ambient()
+    saved = ms.get_rng_state().asnumpy().copy()
+    ms.manual_seed(1234)
+    now = ms.get_rng_state().asnumpy().copy()
+    assert not np.array_equal(saved, now)
+    with ambient.restored():
+        assert np.array_equal(ms.get_rng_state().asnumpy(), saved)
+        ms.manual_seed(5)
+    assert np.array_equal(ms.get_rng_state().asnumpy(), now)
+
+
+def test_the_generator_is_as_it_was_after_an_exception() -> None:
+    ambient = Ambient()
+    ms.manual_seed(99)
+    now = ms.get_rng_state().asnumpy().copy()
+    with pytest.raises(LookupError), ambient.restored():
+        raise LookupError
+    assert np.array_equal(ms.get_rng_state().asnumpy(), now)
+
+
+def test_mixed_precision_of_the_forward_is_restored_inside_and_gone_afterwards() -> None:
+    with half():
+        assert matmul_dtype() == ms.float16
+        ambient = Ambient()
+    assert matmul_dtype() == ms.float32
+    with ambient.restored():
+        assert matmul_dtype() == ms.float16
+    assert matmul_dtype() == ms.float32
+
+
+def test_mixed_precision_is_gone_after_an_exception() -> None:
+    with half():
+        ambient = Ambient()
+    with pytest.raises(LookupError), ambient.restored():
+        raise LookupError
+    assert matmul_dtype() == ms.float32
+
+
+def test_a_forward_without_mixed_precision_is_repeated_without_it() -> None:
+    ambient = Ambient()
+    with half():
+        with ambient.restored():
+            inside = matmul_dtype()
+        assert matmul_dtype() == ms.float16
+    assert inside == ms.float32

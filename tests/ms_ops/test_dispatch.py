@@ -1,0 +1,224 @@
+"""Operators as they are dispatched: their names, and which of them a replay may not run again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from hyper_parallel import CheckpointPolicy, activation_policy
+from ms_ops.dispatch import (
+    NO_ANSWER,
+    NORMALISATION_WITH_STATE,
+    RANDOM_OPERATORS,
+    Interception,
+    answer_old_primitives,
+    arguments,
+    is_old_primitive,
+    must_run_once,
+    on_copies_of_state,
+    with_arguments,
+)
+
+
+def numbers(*shape: int) -> Tensor:
+    return Tensor(np.random.RandomState(0).randn(*shape).astype(np.float32))
+
+
+def seen(run: Callable[[], Any]) -> list[tuple[str, tuple]]:
+    """Names and arguments of the operators that `run` dispatches."""
+    found: list[tuple[str, tuple]] = []
+
+    def answer(name: str, call: Callable[..., Any], args: tuple) -> Any:
+        found.append((name, args))
+        return call(*args)
+
+    with Interception(answer):
+        run()
+    return found
+
+
+def names(run: Callable[[], Any]) -> set[str]:
+    return {name for name, _ in seen(run)}
+
+
+X = numbers(2, 4)
+RANDOM: dict[str, Callable[[], Any]] = {
+    "nn.Dropout": lambda: nn.Dropout(p=0.5).set_train()(X),
+    "ops.dropout": lambda: ops.dropout(X, p=0.5),
+    "ops.dropout2d": lambda: ops.dropout2d(numbers(2, 3, 4, 4), p=0.5),
+    "ops.randn": lambda: ops.randn(2, 3),
+    "ops.rand": lambda: ops.rand(2, 3),
+    "ops.uniform": lambda: ops.uniform((2, 3), Tensor(0.0), Tensor(1.0)),
+    "ops.bernoulli": lambda: ops.bernoulli(Tensor([0.5, 0.5])),
+    "ops.multinomial": lambda: ops.multinomial(Tensor([0.5, 0.5]), 4, replacement=True),
+    "ops.randperm": lambda: ops.randperm(5),
+}
+
+
+@pytest.mark.parametrize("way", RANDOM)
+def test_a_random_operator_is_seen_by_a_name_that_is_listed(way: str) -> None:
+    assert names(RANDOM[way]) & RANDOM_OPERATORS
+
+
+def test_batch_norm_is_seen_by_a_name_that_is_listed() -> None:
+    assert names(lambda: nn.BatchNorm2d(3).set_train()(numbers(2, 3, 4, 4))) & NORMALISATION_WITH_STATE
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda: ops.tanh(X), lambda: ops.matmul(X, numbers(4, 2)), lambda: nn.LayerNorm((4,))(X), lambda: nn.GELU()(X)],
+)
+def test_an_ordinary_operator_may_run_again(run: Callable[[], Any]) -> None:
+    found = seen(run)
+    assert found
+    assert not any(must_run_once(name, args) for name, args in found)
+
+
+WRITES: dict[str, Callable[[Parameter], Any]] = {
+    "assign": lambda p: ops.assign(p, numbers(2, 4)),
+    "assign_add": lambda p: ops.assign_add(p, numbers(2, 4)),
+    "assign_sub": lambda p: ops.assign_sub(p, numbers(2, 4)),
+    "copy_": lambda p: p.copy_(numbers(2, 4)),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_write_into_a_parameter_must_run_once(way: str) -> None:
+    parameter = Parameter(numbers(2, 4), name="counter", requires_grad=False)
+    found = seen(lambda: WRITES[way](parameter))
+    assert any(must_run_once(name, args) for name, args in found), found
+
+
+def test_a_write_into_a_temporary_is_repeated() -> None:
+    temporary = numbers(2, 4) * 1.0
+    found = seen(lambda: temporary.copy_(numbers(2, 4)))
+    assert found
+    assert not any(must_run_once(name, args) for name, args in found)
+
+
+def test_print_must_run_once() -> None:
+    assert must_run_once("Print", (X,))
+    assert must_run_once("Dropout", ())
+    assert not must_run_once("Assign", ())
+
+
+def test_old_primitives_come_with_their_arguments_in_a_tuple() -> None:
+    (args,) = [args for name, args in seen(lambda: ops.TopK()(X, 2)) if name == "TopK"]
+    assert len(args) == 3
+    assert args[1] == "TopK"
+    own = arguments(args)
+    assert own[0] is X
+    assert arguments(with_arguments(args, (1, 2))) == (1, 2)
+    assert with_arguments(args, (1, 2))[:2] == args[:2]
+
+
+def test_other_operators_come_with_their_arguments_as_they_are() -> None:
+    args = (X, 2)
+    assert arguments(args) is args
+    assert with_arguments(args, (3,)) == (3,)
+
+
+def test_an_old_primitive_is_known_by_its_arguments() -> None:
+    assert is_old_primitive((object(), "TopK", (X, 2)))
+    assert not is_old_primitive((X, 2))
+
+
+def test_an_old_primitive_is_answered_before_it_is_dispatched() -> None:
+    recorded, dispatched = ops.TopK()(X, 2), []
+
+    def early(name: str, args: tuple) -> Any:
+        return recorded if name == "TopK" and args[1] == 2 else NO_ANSWER
+
+    def answer(name: str, call: Callable[..., Any], args: tuple) -> Any:
+        dispatched.append(name)
+        return call(*args)
+
+    answer_old_primitives()
+    with Interception(answer, early):
+        assert ops.TopK()(X, 2) is recorded
+        assert ops.TopK()(X, 1) is not recorded
+    assert ops.TopK()(X, 2) is not recorded
+    assert dispatched == ["TopK"]
+
+
+def test_moving_statistics_are_copied_for_a_repeated_normalisation_and_weights_are_not() -> None:
+    weight, mean = Parameter(numbers(3), name="w"), Parameter(numbers(3), name="m", requires_grad=False)
+    for args in ((X, weight, mean, True), (object(), "BatchNorm", (X, weight, mean, True))):
+        own = arguments(on_copies_of_state("BatchNorm", args))
+        assert own[0] is X
+        assert own[1] is weight
+        assert own[3] is True
+        assert own[2].data_ptr() != mean.data_ptr()
+        assert np.array_equal(own[2].asnumpy(), mean.asnumpy())
+
+
+def test_an_answer_from_a_record_is_what_the_caller_gets_and_is_differentiated() -> None:
+    recorded = ops.tanh(X)
+
+    def answer(name: str, call: Callable[..., Any], args: tuple) -> Any:
+        return recorded if name == "Tanh" else call(*args)
+
+    def forward(x: Tensor) -> Tensor:
+        with Interception(answer):
+            return ops.tanh(x).sum()
+
+    got = ms.grad(forward)(X).asnumpy()
+    assert np.array_equal(got, ms.grad(lambda x: ops.tanh(x).sum())(X).asnumpy())
+
+
+def test_an_interception_that_is_entered_again_sees_each_operator_once() -> None:
+    found: list[str] = []
+
+    def answer(name: str, call: Callable[..., Any], args: tuple) -> Any:
+        found.append(name)
+        return call(*args)
+
+    interception = Interception(answer)
+    with interception, interception:
+        ops.tanh(X)
+    with interception:
+        ops.exp(X)
+    ops.sin(X)
+    assert found == ["Tanh", "Exp"]
+
+
+def test_an_interception_is_left_after_an_exception() -> None:
+    found: list[str] = []
+    interception = Interception(lambda name, call, args: found.append(name) or call(*args))
+    with pytest.raises(LookupError), interception, interception:
+        raise LookupError
+    ops.tanh(X)
+    assert found == []
+
+
+def test_operators_inside_an_answer_are_not_seen() -> None:
+    found: list[str] = []
+
+    def answer(name: str, call: Callable[..., Any], args: tuple) -> Any:
+        found.append(name)
+        ops.exp(args[0])
+        return call(*args)
+
+    with Interception(answer):
+        ops.tanh(X)
+    assert found == ["Tanh"]
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_parameter_that_a_replayed_region_writes_is_written_once(way: str) -> None:
+    class Counting(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counter = Parameter(numbers(2, 4) + 1, name="counter", requires_grad=False)
+
+        def construct(self, x: Tensor) -> Tensor:
+            WRITES[way](self.counter)
+            return ops.tanh(x) * self.counter
+
+    plain, replayed = Counting(), activation_policy(CheckpointPolicy.MUST_RECOMPUTE)(Counting())
+    gradients = [ms.grad(cell)(X).asnumpy() for cell in (plain, replayed)]
+    assert np.array_equal(*gradients)
+    assert np.array_equal(plain.counter.asnumpy(), replayed.counter.asnumpy())

@@ -1,7 +1,8 @@
 """A tier that can be stopped, made to fail, and that checks how it is used."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +12,7 @@ from mindspore import Tensor
 from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapHandle
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
+from hyper_parallel.core.activation_memory.swap_tensor import SwapState
 from ms_ops.host import Slot, Tier
 
 
@@ -101,4 +103,37 @@ def group_of(engine: SwapEngine, *tensors: Tensor, path: str = "layer") -> list[
     group = engine.open_group(path)
     with group:
         handles = [group.add(tensor) for tensor in tensors]
+    return handles
+
+
+SIZE = 1024 * 4
+"""Bytes of one tensor of these tests."""
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited for 10 seconds"
+        time.sleep(0.001)
+
+
+def on_host(handles: list[SwapHandle]) -> None:
+    wait_for(lambda: all(handle.entry.state is SwapState.ON_HOST for handle in handles))
+
+
+def value_of(handle: Any) -> int:
+    array = handle.get().asnumpy()
+    assert (array == array[0]).all()
+    return int(array[0])
+
+
+def three_layers(engine: SwapEngine, per_layer: int = 2) -> list[SwapHandle]:
+    """Three groups on host: tensors 10, 11, then 20, 21, then 30, 31."""
+    handles = []
+    for layer in (1, 2, 3):
+        handles += group_of(
+            engine, *(tensor_of(10 * layer + index) for index in range(per_layer)), path=f"layers.{layer}"
+        )
+        engine.region_begins()
+    on_host(handles)
     return handles

@@ -7,11 +7,19 @@ file, `SwapManager` owns what waits on host.
 from hyper_parallel.core.activation_memory.decorator import activation_policy
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.scopes import is_recomputing
+from hyper_parallel.core.activation_memory.state_providers import register_state_provider
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
-from hyper_parallel.core.activation_memory.wrappers import checkpoint, checkpoint_wrapper, swap, swap_wrapper
+from hyper_parallel.core.activation_memory.wrappers import (
+    checkpoint,
+    checkpoint_wrapper,
+    not_replayed,
+    swap,
+    swap_wrapper,
+)
 from hyper_parallel.core.errors import (
     ActivationMemoryError,
     HostMemoryError,
+    NoBenefitWarning,
     PolicyError,
     ReplayMismatchError,
     SwapStateError,
@@ -24,6 +32,7 @@ __all__ = [
     "ActivationMemoryError",
     "CheckpointPolicy",
     "HostMemoryError",
+    "NoBenefitWarning",
     "PolicyError",
     "PolicyPlan",
     "ReplayMismatchError",
@@ -35,6 +44,8 @@ __all__ = [
     "checkpoint_wrapper",
     "is_recomputing",
     "load_policy",
+    "not_replayed",
+    "register_state_provider",
     "swap",
     "swap_wrapper",
 ]

@@ -4,16 +4,17 @@
 running the operator is still recorded for the gradient. An operator issued inside a callback is not seen.
 """
 
+import enum
 import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import Parameter, Tensor
+from mindspore import Tensor
 from mindspore.ops import primitive as _primitive
 from mindspore.utils import MsDispatchMode
 
-from ms_ops.autograd import is_parameter
+from ms_ops.tensors import copy_of
 
 RANDOM_OPERATORS = frozenset(
     {
@@ -104,24 +105,58 @@ def is_old_primitive(args: tuple) -> bool:
     return arguments(args) is not args
 
 
-def must_run_once(name: str, args: tuple) -> bool:
-    """Whether a replay may not run the operator again: it is random, prints, or writes a Parameter.
+class Kind(enum.Enum):
+    """What a replay does with an operator."""
 
-    A write into a temporary is repeated like any other operator: the replay has a temporary of its own.
-    """
-    if name in RANDOM_OPERATORS or name == "Print":
-        return True
-    if name.startswith(_WRITES):
-        own = arguments(args)
-        # not isinstance(..., Parameter): `parameter.copy_(x)` is dispatched with a plain tensor that has the same info
-        return bool(own) and isinstance(own[0], Tensor) and is_parameter(own[0])
-    return False
+    PLAIN = enum.auto()
+    """Runs it again."""
+    ONCE = enum.auto()
+    """Reads what it gave: it is random, or prints."""
+    WRITE = enum.auto()
+    """It writes into its first argument: a temporary, which the replay has its own of, or a parameter."""
+    STATE = enum.auto()
+    """It updates moving statistics: runs again, on copies of them."""
+    UNSEEN = enum.auto()
+    """It computes nothing, and is also run by hooks."""
 
 
-def on_copies_of_state(name: str, args: tuple) -> tuple:
+_kinds: dict[str, Kind] = {"StopGradient": Kind.UNSEEN, "Print": Kind.ONCE}
+_kinds.update(dict.fromkeys(RANDOM_OPERATORS, Kind.ONCE))
+_kinds.update(dict.fromkeys(NORMALISATION_WITH_STATE, Kind.STATE))
+
+
+def kind_of(name: str) -> Kind:
+    """What a replay does with the operator of this dispatch name."""
+    kind = _kinds.get(name)
+    if kind is None:
+        kind = _kinds[name] = Kind.WRITE if name.startswith(_WRITES) else Kind.PLAIN
+    return kind
+
+
+def written_parameter(args: tuple) -> Any:
+    """The `param_info` of the parameter that an operator of kind WRITE writes; None if it writes a temporary."""
+    own = arguments(args)
+    # not isinstance(..., Parameter): `parameter.copy_(x)` is dispatched with a plain tensor that has the same info
+    return own[0].param_info if own and isinstance(own[0], Tensor) else None
+
+
+_MOVING_STATISTICS = (3, 4)
+"""Where every operator in NORMALISATION_WITH_STATE has its moving mean and variance."""
+
+
+def moving_statistics(args: tuple) -> list[Tensor]:
+    """The moving statistics that an operator of kind STATE updates."""
+    own = arguments(args)
+    return [own[index] for index in _MOVING_STATISTICS if index < len(own) and isinstance(own[index], Tensor)]
+
+
+def on_copies_of_state(args: tuple) -> tuple:
     """Arguments for a repeated normalisation: its moving statistics replaced by copies, which then take the update."""
-    own = tuple(arg.copy() if isinstance(arg, Parameter) and not arg.requires_grad else arg for arg in arguments(args))
-    return with_arguments(args, own)
+    own = list(arguments(args))
+    for index in _MOVING_STATISTICS:
+        if index < len(own) and isinstance(own[index], Tensor):
+            own[index] = copy_of(own[index])
+    return with_arguments(args, tuple(own))
 
 
 NO_ANSWER = object()

@@ -1,7 +1,14 @@
 """Tensors and numpy arrays over the same bytes. Seen in MindSpore 2.9.0 and 2.10.0 on the CPU backend."""
 
+import zlib
+
+import mindspore as ms
 import numpy as np
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
+
+# what is used here is MindSpore's own, before `ms_ops.writes` wraps it for everybody else
+_set_data = Parameter.set_data
+_as_array, _from_array = Tensor.asnumpy, Tensor.from_numpy
 
 
 def view_of(tensor: Tensor) -> np.ndarray:
@@ -10,7 +17,7 @@ def view_of(tensor: Tensor) -> np.ndarray:
     Waits until every dispatched operator has run (the whole queue, not only this tensor's): call it for a group of
     tensors at once, so that only the first call waits.
     """
-    return tensor.asnumpy()
+    return _as_array(tensor)
 
 
 def address_of(array: np.ndarray) -> int:
@@ -20,4 +27,30 @@ def address_of(array: np.ndarray) -> int:
 
 def over(array: np.ndarray) -> Tensor:
     """A tensor over the array's bytes (zero-copy); it keeps the array alive until its last queued reader has run."""
-    return Tensor.from_numpy(array)
+    return _from_array(array)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Where the tensor's storage begins: the same for all its views; 0 if it has none yet.
+
+    Waits for the whole queue, as `view_of` does.
+    """
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # "Current Tensor has no device": made, but never used
+        return 0
+
+
+def checksum(tensor: Tensor) -> int:
+    """A CRC-32 of the tensor's bytes. Waits for the whole queue, as `view_of` does."""
+    return zlib.crc32(np.ascontiguousarray(view_of(tensor)).view(np.uint8).data)
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """The same bytes in a storage of their own, without history; queued, so that later writes don't reach it."""
+    return ms.ops.stop_gradient(tensor).copy()
+
+
+def rebind(parameter: Parameter, tensor: Tensor) -> None:
+    """Make `tensor`'s storage the parameter's; the one it had stays as it is."""
+    _set_data(parameter, tensor)

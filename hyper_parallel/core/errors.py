@@ -27,3 +27,7 @@ class SwapStateError(ActivationMemoryError):
 
 class HostMemoryError(ActivationMemoryError):
     """The host budget or the disk behind the swap tier is exhausted or can't be used."""
+
+
+class NoBenefitWarning(UserWarning):
+    """A policy is honoured, but can't lower the memory that training needs."""

@@ -26,6 +26,7 @@ _EXPECTED = {
     "cells": "a dotted path such as 'layers.*.mlp', in quotes",
     "policy": f"one of {', '.join(POLICY_NAMES)}",
     "swap_inputs": "true or false",
+    "determinism_check": "operators or values",
     "swap": f"a mapping with any of {', '.join(SwapSettings.model_fields)}",
     "size": "a whole number of bytes or a string like '32MiB'",
     "folder": "the path of a folder",

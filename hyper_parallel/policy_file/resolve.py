@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from mindspore import nn
 
-from hyper_parallel.core.activation_memory.attach import spec_of
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.policy_file.cells import Node, tree_of
 from hyper_parallel.policy_file.loading import Source, policy_error
@@ -191,7 +190,11 @@ class _Resolver:
     def _spec(self, number: int, path: str) -> RegionSpec:
         rule = self.source.file.rules[number - 1]
         return RegionSpec(
-            rule.policy, swap_inputs=rule.swap_inputs, source=f"{self.source.name}: rule {number}", path=path
+            rule.policy,
+            swap_inputs=rule.swap_inputs,
+            determinism_check=rule.determinism_check,
+            source=f"{self.source.name}: rule {number}",
+            path=path,
         )
 
     def _note_the_rest(self, decisions: list[_Decision], settings: SwapSettings) -> None:
@@ -243,7 +246,8 @@ class _Resolver:
                 inputs = f"inputs replayed with {_place(outer.node)}"
             else:
                 inputs = f"inputs {host if spec.swap_inputs or within.swaps else 'on device'}"
-            return f"{inputs}; {count} cell{'s' if count > 1 else ''} replayed"
+            checked = ", values compared" if spec.determinism_check == "values" else ""
+            return f"{inputs}; {count} cell{'s' if count > 1 else ''} replayed{checked}"
         if spec.policy.swaps:
             size = f" >= {size_in_words(settings.min_bytes)}" if settings.min_bytes else ""
             return f"{'output and ' if once else ''}saved tensors{size} {host}{once}"
@@ -285,7 +289,7 @@ def size_in_words(size: int) -> str:
 
 
 def _agree(one: RegionSpec, other: RegionSpec) -> bool:
-    return one.policy is other.policy and one.swap_inputs == other.swap_inputs
+    return all(getattr(one, what) == getattr(other, what) for what in ("policy", "swap_inputs", "determinism_check"))
 
 
 def _place(node: Node) -> str:
@@ -293,7 +297,8 @@ def _place(node: Node) -> str:
 
 
 def _words(spec: RegionSpec) -> str:
-    return spec.policy.name.lower() + (" with swapped inputs" if spec.swap_inputs else "")
+    inputs = " with swapped inputs" if spec.swap_inputs else ""
+    return spec.policy.name.lower() + inputs + (" and values compared" if spec.determinism_check == "values" else "")
 
 
 def _rules(numbers: list[int]) -> str:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -89,6 +89,21 @@ class Rule(BaseModel):
     swap_inputs: StrictBool = False
     """Keep the inputs of a replayed region on host. What stays on the device then no longer grows with the number of
     regions, at the cost of the traffic. Only with must_recompute or prefer_recompute."""
+
+    determinism_check: Literal["operators", "values"] = "operators"
+    """What a replay compares with its forward: operators (names, order, plain arguments, shapes, dtypes), or the values
+    of their results, too, at the cost of waiting for each. Only with must_recompute or prefer_recompute."""
+
+    @field_validator("determinism_check")
+    @classmethod
+    def _has_a_replay_to_check(cls, value: str, info: ValidationInfo) -> str:
+        policy = info.data.get("policy")
+        if value == "values" and policy is not None and not policy.replays:
+            raise ValueError(
+                f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
+                f"replays nothing, so there is nothing to compare"
+            )
+        return value
 
     @field_validator("swap_inputs")
     @classmethod

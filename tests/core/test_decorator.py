@@ -9,8 +9,8 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from hyper_parallel import CheckpointPolicy, PolicyError, activation_policy
-from hyper_parallel.core.activation_memory.attach import attach, restore, spec_of
-from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.activation_memory.attach import attach, restore
+from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
 from tests.helpers import numbers
 
 P = CheckpointPolicy

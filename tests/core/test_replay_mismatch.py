@@ -15,7 +15,7 @@ from ms_ops.autograd import recording
 from tests.helpers import Layer, numbers, seeded
 
 P = CheckpointPolicy
-REMEDY = "must do the same each time it runs with the same inputs, or carry the policy MUST_SAVE"
+REMEDY = "the region must do the same each time it runs with the same inputs; give the cell"
 
 
 def grad_of(body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -34,41 +34,117 @@ def mismatch(body: Callable[[Tensor], Tensor], name: str = "body") -> str:
     return message
 
 
-def test_more_saved_tensors_are_named_with_shape_and_dtype() -> None:
+def test_an_operator_that_only_the_replay_runs_is_named() -> None:
     def body(x: Tensor) -> Tensor:
         y = ops.tanh(x)
         return ops.exp(y) if is_recomputing() else y
 
     message = mismatch(body)
-    assert "the replay saves more than the 1 tensors that the forward saved" in message
-    assert "(2, 4)" in message
-    assert "Float32" in message
+    assert "the replay runs Exp as operator 2" in message
+    assert "but the forward ran only 1 operators" in message
 
 
-def test_fewer_saved_tensors_are_counted() -> None:
+def test_an_operator_that_only_the_forward_runs_is_named() -> None:
     def body(x: Tensor) -> Tensor:
         y = ops.tanh(x)
         return y if is_recomputing() else ops.exp(y)
 
-    assert "the replay saved 1 tensors, but the forward saved 2" in mismatch(body)
+    message = mismatch(body)
+    assert "the replay ended after 1 operators, but the forward ran 2" in message
+    assert "the first one missing is Exp -> Float32 (2, 4)" in message
+
+
+def test_another_operator_is_named_with_the_line_that_runs_it() -> None:
+    def body(x: Tensor) -> Tensor:
+        return ops.exp(x) if is_recomputing() else ops.tanh(x)
+
+    message = mismatch(body)
+    assert "operator 1 of 1 is Exp in the replay" in message
+    assert "but Tanh -> Float32 (2, 4) in the forward" in message
+    assert "test_replay_mismatch.py:" in message
+    assert ", body)" in message
+
+
+def test_another_order_of_operators_is_named() -> None:
+    def body(x: Tensor) -> Tensor:
+        first, second = (ops.exp, ops.tanh) if is_recomputing() else (ops.tanh, ops.exp)
+        return first(x) * second(x)
+
+    assert "operator 1 of 3 is Exp in the replay" in mismatch(body)
 
 
 def test_another_shape_is_named() -> None:
     def body(x: Tensor) -> Tensor:
-        return ops.tanh(x[:1] if is_recomputing() else x).sum() * x
+        return ops.tanh(x.reshape(4, 2) if is_recomputing() else x.reshape(8, 1)).sum() * x
 
     message = mismatch(body)
-    assert "shape (1, 4) and dtype Float32 in the replay, but shape (2, 4) and dtype Float32 in the forward" in message
+    assert "is Reshape((4, 2),) -> Float32 (4, 2) in the replay" in message
+    assert "but Reshape((8, 1),) -> Float32 (8, 1) in the forward" in message
 
 
 def test_another_dtype_is_named() -> None:
     def body(x: Tensor) -> Tensor:
-        y = x.astype(ms.float16) if is_recomputing() else x
+        y = x.astype(ms.float16 if is_recomputing() else ms.float64)
         return ops.tanh(y).astype(ms.float32)
 
     message = mismatch(body)
-    assert "dtype Float16 in the replay" in message
-    assert "dtype Float32 in the forward" in message
+    assert "-> Float16 (2, 4) in the replay" in message
+    assert "-> Float64 (2, 4) in the forward" in message
+
+
+def test_a_python_number_that_differs_is_named() -> None:
+    def body(x: Tensor) -> Tensor:
+        return ops.tanh(x) * (3.0 if is_recomputing() else 2.0)
+
+    message = mismatch(body)
+    assert "Muls(3.0,)" in message
+    assert "Muls(2.0,)" in message
+
+
+def test_a_number_that_is_nan_equals_itself() -> None:
+    x = numbers(2, 4)
+    got = grad_of(lambda x: ops.tanh(x) + ops.stop_gradient(x) * float("nan"), x)
+    assert np.array_equal(got.asnumpy(), ms.grad(lambda x: ops.tanh(x) * 1.0)(x).asnumpy())
+
+
+def test_saved_tensors_that_differ_though_operators_agree_are_counted() -> None:
+    def body(x: Tensor) -> Tensor:
+        y = ops.stop_gradient(x) if is_recomputing() else x
+        return ops.tanh(y)
+
+    assert "the replay saved 0 tensors, but the forward saved 1" in mismatch(body)
+
+
+def test_saved_tensors_that_only_the_replay_has_are_named_with_shape_and_dtype() -> None:
+    def body(x: Tensor) -> Tensor:
+        y = x if is_recomputing() else ops.stop_gradient(x)
+        return ops.tanh(y) + ops.sin(x)
+
+    message = mismatch(body)
+    assert "the replay saves more than the 1 tensors that the forward saved" in message
+    assert "shape (2, 4) and dtype Float32" in message
+
+
+class TestValues:
+    """`determinism_check="values"`."""
+
+    @staticmethod
+    def body(x: Tensor) -> Tensor:
+        return ops.tanh(x + Tensor(np.float32(1.0 if is_recomputing() else 2.0)))
+
+    def test_other_values_of_the_same_operators_are_named(self) -> None:
+        with pytest.raises(ReplayMismatchError) as caught:
+            ms.grad(lambda x: checkpoint(self.body, x, determinism_check="values"))(numbers(2, 4))
+        assert "operator 1 of 2 is Add" in str(caught.value)
+        assert "with checksum" in str(caught.value)
+
+    def test_they_are_not_looked_at_by_default(self) -> None:
+        grad_of(self.body, numbers(2, 4))
+
+    def test_equal_values_pass(self) -> None:
+        x = numbers(2, 4)
+        got = ms.grad(lambda x: checkpoint(ops.tanh, x, determinism_check="values"))(x)
+        assert np.array_equal(got.asnumpy(), ms.grad(ops.tanh)(x).asnumpy())
 
 
 class Two(nn.Cell):
@@ -117,7 +193,7 @@ def test_a_random_operator_that_only_the_replay_runs_is_named() -> None:
     def body(x: Tensor) -> Tensor:
         return ops.tanh(dropout(x) if is_recomputing() else x)
 
-    assert "the replay runs operator Dropout, which the forward did not run" in mismatch(body)
+    assert "operator 1 of 1 is Dropout in the replay" in mismatch(body)
 
 
 def test_a_name_that_is_a_path_is_used_in_the_message() -> None:
@@ -173,7 +249,7 @@ def test_a_failed_replay_can_be_tried_again(kind: str) -> None:
 
     def forward(x: Tensor) -> Tensor:
         assert recording()
-        invocation = Invocation(body, "body", Tape(), (_Reusable(), _Reusable()))
+        invocation = Invocation(body, body, "body", Tape(), (_Reusable(), _Reusable()))
         y = invocation.forward((x,), {}, None)
         held = [placeholder for ref in invocation.placeholders if (placeholder := ref()) is not None]
         with pytest.raises(error):
@@ -196,7 +272,7 @@ class _Reusable:
 
 
 def test_a_saved_tensor_that_no_replay_produces_is_never_silently_missing() -> None:
-    invocation = Invocation(ops.tanh, "body", Tape(), (_Reusable(), _Reusable()))
+    invocation = Invocation(ops.tanh, ops.tanh, "body", Tape(), (_Reusable(), _Reusable()))
 
     def forward(x: Tensor) -> Tensor:
         y = invocation.forward((x,), {}, None)

@@ -23,7 +23,7 @@ from hyper_parallel import (
     swap,
     swap_wrapper,
 )
-from hyper_parallel.core.activation_memory.attach import spec_of
+from hyper_parallel.core.activation_memory.spec import spec_of
 from tests.helpers import Layer, assert_same, gradients, numbers, settled
 
 P = CheckpointPolicy

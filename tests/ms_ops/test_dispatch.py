@@ -14,12 +14,15 @@ from ms_ops.dispatch import (
     NORMALISATION_WITH_STATE,
     RANDOM_OPERATORS,
     Interception,
+    Kind,
     answer_old_primitives,
     arguments,
     is_old_primitive,
-    must_run_once,
+    kind_of,
+    moving_statistics,
     on_copies_of_state,
     with_arguments,
+    written_parameter,
 )
 
 
@@ -71,10 +74,10 @@ def test_batch_norm_is_seen_by_a_name_that_is_listed() -> None:
     "run",
     [lambda: ops.tanh(X), lambda: ops.matmul(X, numbers(4, 2)), lambda: nn.LayerNorm((4,))(X), lambda: nn.GELU()(X)],
 )
-def test_an_ordinary_operator_may_run_again(run: Callable[[], Any]) -> None:
-    found = seen(run)
+def test_an_ordinary_operator_is_plain(run: Callable[[], Any]) -> None:
+    found = names(run)
     assert found
-    assert not any(must_run_once(name, args) for name, args in found)
+    assert {kind_of(name) for name in found} == {Kind.PLAIN}
 
 
 WRITES: dict[str, Callable[[Parameter], Any]] = {
@@ -86,23 +89,25 @@ WRITES: dict[str, Callable[[Parameter], Any]] = {
 
 
 @pytest.mark.parametrize("way", WRITES)
-def test_a_write_into_a_parameter_must_run_once(way: str) -> None:
+def test_a_write_into_a_parameter_is_seen_with_the_parameters_info(way: str) -> None:
     parameter = Parameter(numbers(2, 4), name="counter", requires_grad=False)
-    found = seen(lambda: WRITES[way](parameter))
-    assert any(must_run_once(name, args) for name, args in found), found
+    found = [args for name, args in seen(lambda: WRITES[way](parameter)) if kind_of(name) is Kind.WRITE]
+    assert [written_parameter(args) is parameter.param_info for args in found] == [True]
 
 
-def test_a_write_into_a_temporary_is_repeated() -> None:
+def test_a_write_into_a_temporary_writes_no_parameter() -> None:
     temporary = numbers(2, 4) * 1.0
-    found = seen(lambda: temporary.copy_(numbers(2, 4)))
-    assert found
-    assert not any(must_run_once(name, args) for name, args in found)
+    found = [args for name, args in seen(lambda: temporary.copy_(numbers(2, 4))) if kind_of(name) is Kind.WRITE]
+    assert [written_parameter(args) for args in found] == [None]
 
 
-def test_print_must_run_once() -> None:
-    assert must_run_once("Print", (X,))
-    assert must_run_once("Dropout", ())
-    assert not must_run_once("Assign", ())
+def test_print_and_random_operators_run_once() -> None:
+    assert kind_of("Print") is Kind.ONCE
+    assert {kind_of(name) for name in RANDOM_OPERATORS} == {Kind.ONCE}
+
+
+def test_stop_gradient_is_seen_by_the_name_that_is_passed_over() -> None:
+    assert {kind_of(name) for name in names(lambda: ops.stop_gradient(X))} == {Kind.UNSEEN}
 
 
 def test_old_primitives_come_with_their_arguments_in_a_tuple() -> None:
@@ -146,13 +151,24 @@ def test_an_old_primitive_is_answered_before_it_is_dispatched() -> None:
 
 def test_moving_statistics_are_copied_for_a_repeated_normalisation_and_weights_are_not() -> None:
     weight, mean = Parameter(numbers(3), name="w"), Parameter(numbers(3), name="m", requires_grad=False)
-    for args in ((X, weight, mean, True), (object(), "BatchNorm", (X, weight, mean, True))):
-        own = arguments(on_copies_of_state("BatchNorm", args))
+    for args in ((X, weight, weight, mean, mean, True), (object(), "BatchNorm", (X, weight, weight, mean, mean, True))):
+        assert all(one is mean for one in moving_statistics(args))
+        own = arguments(on_copies_of_state(args))
         assert own[0] is X
         assert own[1] is weight
-        assert own[3] is True
-        assert own[2].data_ptr() != mean.data_ptr()
-        assert np.array_equal(own[2].asnumpy(), mean.asnumpy())
+        assert own[2] is weight
+        assert own[5] is True
+        for copy in own[3:5]:
+            assert copy.data_ptr() != mean.data_ptr()
+            assert np.array_equal(copy.asnumpy(), mean.asnumpy())
+
+
+def test_batch_norm_has_its_moving_statistics_where_they_are_looked_for() -> None:
+    cell = nn.BatchNorm2d(3).set_train()
+    (args,) = [args for name, args in seen(lambda: cell(numbers(2, 3, 4, 4))) if kind_of(name) is Kind.STATE]
+    found = moving_statistics(args)
+    assert found[0].param_info is cell.moving_mean.param_info
+    assert found[1].param_info is cell.moving_variance.param_info
 
 
 def test_an_answer_from_a_record_is_what_the_caller_gets_and_is_differentiated() -> None:

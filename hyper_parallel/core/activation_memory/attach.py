@@ -18,16 +18,10 @@ from typing import Any
 from mindspore import nn
 
 from hyper_parallel.core.activation_memory import region
-from hyper_parallel.core.activation_memory.spec import RegionSpec, stack
+from hyper_parallel.core.activation_memory.spec import SPEC as _SPEC
+from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of, stack
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 from ms_ops.graph import compiling, probe, refuse_in_graph
-
-_SPEC = "_hp_spec"
-
-
-def spec_of(cell: nn.Cell) -> RegionSpec | None:
-    """What a cell carries: on the instance, or inherited from a decorated class."""
-    return cell.__dict__.get(_SPEC) or getattr(type(cell), "_hp_class_spec", None)
 
 
 def attach(cell: nn.Cell, spec: RegionSpec, must_agree: bool = False) -> RegionSpec | None:
@@ -156,7 +150,7 @@ def _region_construct(plain_of: Callable[[Any], Callable[..., Any]], like: Any) 
             refuse_in_graph(self._hp_where)
         return _run(self, plain_of(self), args, kwargs)
 
-    construct._hp_region = True  # type: ignore[attr-defined]
+    construct._hp_region = like  # type: ignore[attr-defined]
     # not functools.wraps: with __wrapped__ the compiler would read the original's source, past the policy
     construct.__doc__, construct.__qualname__ = like.__doc__, like.__qualname__
     construct.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
@@ -184,4 +178,4 @@ def _run(cell: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any
         finally:
             _running.cells.pop()
 
-    return region.run(spec, spec.path or type(cell).__name__, body, args, kwargs)
+    return region.run(spec, spec.path or type(cell).__name__, cell, body, args, kwargs)

@@ -13,7 +13,9 @@ from hyper_parallel.core.errors import PolicyTypeError
 Target = TypeVar("Target")
 
 
-def activation_policy(policy: CheckpointPolicy, *, swap_inputs: bool = False) -> Callable[[Target], Target]:
+def activation_policy(
+    policy: CheckpointPolicy, *, swap_inputs: bool = False, determinism_check: str = "operators"
+) -> Callable[[Target], Target]:
     """Say what happens to the activations of a Cell class (every instance, subclasses too) or of one Cell.
 
     The target comes back as the same object. The region begins after the cell's own pre-hooks and ends before its
@@ -22,13 +24,17 @@ def activation_policy(policy: CheckpointPolicy, *, swap_inputs: bool = False) ->
     Args:
         policy: What happens.
         swap_inputs: With a policy that replays: keep the region's inputs on host meanwhile.
+        determinism_check: What a replay compares with its forward: ``"operators"`` (names, order, plain arguments,
+            shapes and dtypes of the results) or ``"values"`` (checksums of the results, too: every operator waits for
+            its result, so that this is for finding a fault, not for training).
 
     Returns:
         A function that puts the policy on its argument, and returns it.
 
     Raises:
         PolicyError: `policy` is no CheckpointPolicy, or the target is neither a Cell class nor a Cell (these two are
-            TypeErrors, too), the target carries a policy that contradicts, or `swap_inputs` has nothing to act on.
+            TypeErrors, too), the target carries a policy that contradicts, or `swap_inputs` or
+            `determinism_check` has nothing to act on.
 
     Supported Platforms:
         ``CPU``
@@ -44,7 +50,7 @@ def activation_policy(policy: CheckpointPolicy, *, swap_inputs: bool = False) ->
         >>> activation_policy(CheckpointPolicy.MUST_SWAP)(head) is head
         True
     """
-    spec = RegionSpec(policy, swap_inputs=swap_inputs)
+    spec = RegionSpec(policy, swap_inputs=swap_inputs, determinism_check=determinism_check)
 
     def put(target: Any) -> Any:
         if isinstance(target, type) and issubclass(target, nn.Cell):

@@ -5,18 +5,33 @@ from collections.abc import Callable
 from typing import Any
 
 from hyper_parallel.core.activation_memory.replay import Invocation, Repeated, offer_inputs
-from hyper_parallel.core.activation_memory.scopes import Scope, current, entered
+from hyper_parallel.core.activation_memory.scopes import Scope, current, entered, unseen
 from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapScope
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
 from hyper_parallel.core.activation_memory.tape import Tape
+from hyper_parallel.core.activation_memory.trees import leaves
+from hyper_parallel.core.errors import PolicyError
 from ms_ops.autograd import recording
+from ms_ops.tensors import copy_of, rebind
 
 Body = Callable[..., Any]
 
 
-def run(spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
-    """Run `body(*args, **kwargs)` as a region under `spec`; `path` names it in messages and statistics."""
+def run(spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs: dict) -> Any:
+    """Run `body(*args, **kwargs)` as a region under `spec`.
+
+    Args:
+        spec: What the user said.
+        path: Names the region in messages and statistics.
+        owner: The cell or callable whose code runs: what it can reach is put back for a replay.
+        body: What runs.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        What `body` gives.
+    """
     if not recording():
         return body(*args, **kwargs)
     scope = current()
@@ -24,7 +39,7 @@ def run(spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> A
         # a replay takes the gradient again: it needs all of the graph, which an output read from a tape doesn't have
         return body(*args, **kwargs)
     if scope.replays:
-        return _again(scope, spec, path, body, args, kwargs)
+        return _again(scope, path, body, args, kwargs)
     if spec.policy.saves:
         return _saved(scope, path, body, args, kwargs)
     manager = SwapManager()
@@ -34,26 +49,29 @@ def run(spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> A
         return _saved(scope, path, body, args, kwargs)
     if choice.policy.swaps:
         return _swapped(scope, spec, path, body, args, kwargs)
-    return _replayed(scope, choice, path, body, args, kwargs)
+    return _replayed(scope, choice, path, owner, body, args, kwargs)
 
 
-def _again(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
+def _again(scope: Any, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
     """A region inside the replay of an enclosing one: what ran once is read, a nested region gives its output again."""
     if scope.reader.upcoming != f"region {path}":  # the record decides: the ladder may have overruled the policy
-        return scope.reader.cell(path)
+        output, written = scope.reader.cell(path)
+        with unseen():
+            for parameter, value in written:
+                rebind(parameter, copy_of(value))
+        return output
     offer_inputs(scope.offer, args, kwargs)
-    with entered(Repeated(scope.reader.nested(path), path)):
-        return body(*args, **kwargs)
+    repeated = Repeated(scope.reader.nested(path), path, scope.overwritten)
+    with entered(repeated):
+        output = body(*args, **kwargs)
+    repeated.finish()
+    return output
 
 
 def _saved(scope: Any, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
     if not (scope.records or isinstance(scope, SwapScope)):
         return body(*args, **kwargs)
-    with entered(Scope()):
-        output = body(*args, **kwargs)
-    if scope.records:
-        scope.tape.write_cell(path, output)
-    return output
+    return _once(scope, Scope(), path, body, args, kwargs, None)
 
 
 def _swapped(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
@@ -61,17 +79,34 @@ def _swapped(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, k
         return body(*args, **kwargs)  # what it saves goes to host with the enclosing group
     group = SwapManager().open_group(path, spec.tensor_policy)
     with group:
-        with entered(SwapScope(group)):
-            output = body(*args, **kwargs)
-        if scope.records:
-            scope.tape.write_cell(path, output, group.add)
+        return _once(scope, SwapScope(group), path, body, args, kwargs, group.add)
+
+
+def _once(scope: Any, inner: Scope, path: str, body: Body, args: tuple, kwargs: dict, to_host: Any) -> Any:
+    """Run a cell that runs once; for an enclosing region that is recorded, note what its replay must know."""
+    if not scope.records:
+        with entered(inner):
+            return body(*args, **kwargs)
+    before = leaves((args, kwargs))
+    with entered(inner):
+        output = body(*args, **kwargs)
+    after = leaves((args, kwargs))
+    if len(before) != len(after) or any(one is not other for one, other in zip(before, after, strict=True)):
+        raise PolicyError(
+            f"{path} runs once inside a region that is replayed, but changes a list or dict that it is called with, "
+            f"which the replay would not see; give it MUST_RECOMPUTE, too, or let it return what is new"
+        )
+    with unseen():
+        written = [(parameter, copy_of(parameter)) for parameter in inner.written_parameters.values()]
+        scope.tape.write_cell(path, output, to_host, written)
     return output
 
 
-def _replayed(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
+def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs: dict) -> Any:
     contexts = _contexts_of(spec, path)
-    tape = scope.tape.nested(path) if scope.records else Tape()
-    invocation = Invocation(body, path, tape, contexts)
+    values = spec.determinism_check == "values"
+    tape = scope.tape.nested(path, values) if scope.records else Tape(values)
+    invocation = Invocation(owner, body, path, tape, contexts)
     if scope.records or isinstance(scope, SwapScope):
         return invocation.forward(args, kwargs, scope.offer)
     if not spec.swap_inputs:

@@ -7,26 +7,34 @@ that is dropped without a backward takes all of it along. MindSpore drops a node
 passed the node, and with them the values of the replay; one replay therefore serves every reader there is.
 """
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
-from hyper_parallel.core.activation_memory.scopes import Kept, Scope, entered
+from hyper_parallel.core.activation_memory.call_site import call_site
+from hyper_parallel.core.activation_memory.changes import Watch, live
+from hyper_parallel.core.activation_memory.operator_log import REMEDY, LogReader
+from hyper_parallel.core.activation_memory.python_state import PythonState
+from hyper_parallel.core.activation_memory.scopes import Kept, Scope, entered, unseen
+from hyper_parallel.core.activation_memory.state_providers import ProvidedState
 from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
-from hyper_parallel.core.activation_memory.trees import map_leaves
+from hyper_parallel.core.activation_memory.trees import leaves, map_leaves
+from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import Ambient, alias, is_parameter, replay_recording, requires_grad
 from ms_ops.dispatch import (
     NO_ANSWER,
-    NORMALISATION_WITH_STATE,
+    Kind,
     is_old_primitive,
-    must_run_once,
+    kind_of,
+    moving_statistics,
     on_copies_of_state,
+    written_parameter,
 )
-
-_REMEDY = "the region must do the same each time it runs with the same inputs, or carry the policy MUST_SAVE"
+from ms_ops.tensors import copy_of, rebind
 
 
 class Placeholder:
@@ -49,7 +57,7 @@ class Placeholder:
 
 
 class _Input:
-    """A tensor input that doesn't wait as itself: on host, or replayed by an enclosing region."""
+    """A tensor input that doesn't wait as itself: on host, replayed by an enclosing region, or a copy."""
 
     __slots__ = ("packed", "tracked")
 
@@ -77,38 +85,118 @@ def offer_inputs(pack: Callable[[Tensor], Any] | None, args: tuple, kwargs: dict
 
 
 class Invocation:
-    """One call of a replayed region."""
+    """One call of a replayed region.
 
-    def __init__(self, body: Callable[..., Any], path: str, tape: Tape, contexts: tuple[Any, Any]) -> None:
+    Args:
+        owner: The cell or callable that the region is.
+        body: What runs.
+        path: The region's name, for messages.
+        tape: Where results go that the replay reads.
+        contexts: Of the forward, and of the replay.
+    """
+
+    def __init__(self, owner: Any, body: Callable[..., Any], path: str, tape: Tape, contexts: tuple[Any, Any]) -> None:
         self.path = path
         self.tape = tape
         self.placeholders: list[weakref.ref[Placeholder]] = []
+        self.watch = Watch(path)
+        self.overwritten: dict[int, tuple[Parameter, Tensor]] = {}
+        """Parameters that the region writes (by the id of their `param_info`), and what they were before."""
+        self._owner = owner
         self._body = body
         self._inputs: Any = None
+        self._state: Any = None
+        self._provided: ProvidedState | None = ProvidedState()
         self._ambient = Ambient()
         self._forward_context, self._replay_context = contexts
         self._replayed = False
 
     def forward(self, args: tuple, kwargs: dict, pack_input: Callable[[Tensor], Any] | None) -> Any:
         """Run the region; `pack_input` says what waits instead of a tensor input (the tensor itself: it waits)."""
+        self._look_at(args, kwargs)
         self._inputs = offer_inputs(pack_input, args, kwargs)
+        live.add(self)
         with entered(_Recording(self)), self._forward_context:
-            return self._body(*args, **kwargs)
+            output = self._body(*args, **kwargs)
+        self._state.seal()
+        return output
+
+    def _look_at(self, args: tuple, kwargs: dict) -> None:
+        objects = []
+        for name, argument in (*enumerate(args), *kwargs.items()):
+            for leaf in leaves(argument):
+                if isinstance(leaf, Tensor):
+                    self.watch.add(f"argument {name!r}", leaf)
+                else:
+                    objects.append((f"argument {name!r}", leaf))
+        self._state = PythonState(self._owner, objects)
+        for what, tensor in self._state.tensors:
+            self.watch.add(what, tensor)
+        for cell in self._state.cells:
+            for parameter in cell._params.values():
+                if parameter is not None:
+                    self.watch.add("the parameter", parameter)
+
+    # ---- writes, see Note: [Changed underneath]
+
+    def finds(self, written: Written) -> str | None:
+        """What a tensor that is written from outside is for the replay, if it will read it."""
+        if written.parameter is not None and id(written.parameter) in self.overwritten:
+            return None  # the replay begins with a copy
+        return self.watch.finds(written) or self.tape.finds(written)
+
+    def write_inside(self, written: Written) -> None:
+        """The region's own forward is about to write a tensor."""
+        with unseen():
+            if written.parameter is not None:
+                self.watch.updates(written.parameter)
+                if isinstance(written.tensor, Parameter):
+                    key = id(written.parameter)
+                    self.overwritten.setdefault(key, (written.tensor, copy_of(written.tensor)))
+                return
+            self.tape.rescue(written)
+            self._state.rescue(written)
+
+            def rescued(leaf: Any) -> Any:
+                if isinstance(leaf, Tensor) and not is_parameter(leaf) and written.reaches(leaf):
+                    return _Input(Kept(copy_of(leaf)), requires_grad(leaf))
+                return leaf
+
+            self._inputs = map_leaves(rescued, self._inputs)
+
+    # ---- replay
 
     def replay(self) -> None:
         """Run the region again and give every placeholder that is still held its value."""
         if self._replayed:
             raise ReplayMismatchError(
-                f"{self.path}: backward reads a saved tensor that the replay did not produce; {_REMEDY}"
+                f"{self.path}: backward reads a saved tensor that the replay did not produce; {REMEDY}"
             )
+        self.watch.verify()
+        assert self._provided is not None
         scope = Replaying(self)
-        with replay_recording(), self._ambient.restored():
+        with replay_recording(), self._ambient.restored(), self._provided.restored(), self._state.restored():
             args, kwargs = map_leaves(lambda leaf: leaf.get() if isinstance(leaf, _Input) else leaf, self._inputs)
-            with entered(scope), self._replay_context:
+            with self._parameters_restored(), entered(scope), self._replay_context:
                 self._body(*args, **kwargs)
         scope.finish()
         self._replayed = True
-        self._inputs = self._replay_context = None
+        live.remove(self)
+        self._inputs = self._replay_context = self._state = self._provided = None
+        self.overwritten = {}
+
+    @contextlib.contextmanager
+    def _parameters_restored(self) -> Iterator[None]:
+        """Parameters that the region writes begin as they began, in a storage that is thrown away."""
+        present = []
+        try:
+            for parameter, before in self.overwritten.values():
+                present.append((parameter, alias(parameter, tracked=False)))
+                rebind(parameter, copy_of(before))
+            yield
+        finally:
+            for parameter, tensor in present:
+                rebind(parameter, tensor)
 
 
 class _Recording(Scope):
@@ -117,27 +205,57 @@ class _Recording(Scope):
     records = True
 
     def __init__(self, invocation: Invocation) -> None:
-        self._invocation = invocation
+        self.invocation = invocation
         self.tape = invocation.tape
+        self._log = invocation.tape.log
         self._keeps = False
 
     def pack(self, tensor: Tensor) -> Any:
         if self._keeps:
             return Kept(tensor)
-        placeholder = Placeholder(self._invocation, tensor)
-        self._invocation.placeholders.append(weakref.ref(placeholder))
+        info = tensor.param_info
+        if info is not None:
+            self.invocation.watch.add_parameter(info)
+        placeholder = Placeholder(self.invocation, tensor)
+        self.invocation.placeholders.append(weakref.ref(placeholder))
         return placeholder
 
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
-        if not must_run_once(name, args):
+        kind = kind_of(name)
+        if kind is Kind.PLAIN:
+            result = run(*args)
+            self._log.write(name, args, result)
+            return result
+        if kind is Kind.UNSEEN:
             return run(*args)
+        if kind is Kind.ONCE or (kind is Kind.WRITE and not _is_restorable(args, self.invocation.overwritten)):
+            return self._once(name, run, args)
+        if kind is Kind.STATE:
+            for statistic in moving_statistics(args):
+                if is_parameter(statistic):
+                    self.invocation.watch.updates(statistic.param_info)
+        result = run(*args)
+        self._log.write(name, args, result)
+        return result
+
+    def _once(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         self._keeps = is_old_primitive(args)  # what the replay won't save again is kept as it is
         try:
             result = run(*args)
         finally:
             self._keeps = False
+        self._log.write_once(name)
         self.tape.write_operator(name, result)
         return result
+
+    def wrote(self, written: Written) -> None:
+        self.invocation.write_inside(written)
+
+
+def _is_restorable(args: tuple, overwritten: dict[int, Any]) -> bool:
+    """Whether a write may run again: into a temporary, or into a parameter that the replay has a copy of."""
+    info = written_parameter(args)
+    return info is None or id(info) in overwritten
 
 
 class _Repeating(Scope):
@@ -145,18 +263,43 @@ class _Repeating(Scope):
 
     replays = True
 
-    def __init__(self, tape: Tape, path: str) -> None:
+    def __init__(self, tape: Tape, path: str, overwritten: dict[int, Any]) -> None:
+        self.path = path
+        self.overwritten = overwritten
         self.reader = TapeReader(tape, path)
+        self._log = LogReader(tape.log, path)
 
     def answer(self, name: str, args: tuple) -> Any:
-        return self.reader.operator(name) if must_run_once(name, args) else NO_ANSWER
+        if kind_of(name) is Kind.ONCE or (kind_of(name) is Kind.WRITE and not self._repeats(args)):
+            self._log.begins(name)
+            return self.reader.operator(name)
+        return NO_ANSWER
 
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
-        if must_run_once(name, args):
+        kind = kind_of(name)
+        if kind is Kind.UNSEEN:
+            return run(*args)
+        self._log.begins(name)
+        if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
             return self.reader.operator(name)
-        if name in NORMALISATION_WITH_STATE:
-            return run(*on_copies_of_state(name, args))
-        return run(*args)
+        result = run(*(on_copies_of_state(args) if kind is Kind.STATE else args))
+        self._log.ran(name, args, result)
+        return result
+
+    def _repeats(self, args: tuple) -> bool:
+        return _is_restorable(args, self.overwritten)
+
+    def wrote(self, written: Written) -> None:
+        if written.parameter is not None and id(written.parameter) not in self.overwritten:
+            raise ReplayMismatchError(
+                f"{self.path}: the replay writes {written} by {written.how}{call_site()}, which the forward did not "
+                f"write; {REMEDY}"
+            )
+
+    def finish(self) -> None:
+        """Check that the replay did all that the forward did."""
+        self._log.finish()
+        self.reader.finish()
 
 
 class Repeated(_Repeating):
@@ -170,7 +313,7 @@ class Replaying(_Repeating):
     """The replay of a region: what autograd saves now is what the placeholders of the forward stand for."""
 
     def __init__(self, invocation: Invocation) -> None:
-        super().__init__(invocation.tape, invocation.path)
+        super().__init__(invocation.tape, invocation.path, invocation.overwritten)
         self._invocation = invocation
         self._next = 0
         self._values: list[tuple[Placeholder, Tensor]] = []
@@ -180,29 +323,28 @@ class Replaying(_Repeating):
         self._next += 1
         if index >= len(placeholders):
             raise ReplayMismatchError(
-                f"{self._invocation.path}: the replay saves more than the {len(placeholders)} tensors that the forward "
-                f"saved; the first one too many has shape {tensor.shape} and dtype {tensor.dtype}; {_REMEDY}"
+                f"{self.path}: the replay saves more than the {len(placeholders)} tensors that the forward "
+                f"saved; the first one too many has shape {tensor.shape} and dtype {tensor.dtype}; {REMEDY}"
             )
         placeholder = placeholders[index]()
         if placeholder is not None:
             if placeholder.shape != tensor.shape or placeholder.dtype != tensor.dtype:
                 raise ReplayMismatchError(
-                    f"{self._invocation.path}: saved tensor {index + 1} of {len(placeholders)} has shape "
+                    f"{self.path}: saved tensor {index + 1} of {len(placeholders)} has shape "
                     f"{tensor.shape} and dtype {tensor.dtype} in the replay, but shape {placeholder.shape} and dtype "
-                    f"{placeholder.dtype} in the forward; {_REMEDY}"
+                    f"{placeholder.dtype} in the forward; {REMEDY}"
                 )
             self._values.append((placeholder, alias(tensor, tracked=False) if requires_grad(tensor) else tensor))
         return None  # the replay's own graph is dropped unread; holding the tensor there would keep all of them
 
     def finish(self) -> None:
         """Check that the replay did all that the forward did; only then are its values given out."""
+        super().finish()
         count = len(self._invocation.placeholders)
         if self._next != count:
             raise ReplayMismatchError(
-                f"{self._invocation.path}: the replay saved {self._next} tensors, but the forward saved {count}; "
-                f"{_REMEDY}"
+                f"{self.path}: the replay saved {self._next} tensors, but the forward saved {count}; {REMEDY}"
             )
-        self.reader.finish()
         for placeholder, value in self._values:
             placeholder.value = value
         self._values.clear()

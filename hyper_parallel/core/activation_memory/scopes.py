@@ -6,13 +6,21 @@ called twice, nested or re-entered never meets its own state.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
+from hyper_parallel.core.activation_memory.call_site import call_site
+from hyper_parallel.core.activation_memory.written import Written
+from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, gradient_depth, is_parameter, requires_grad, saved_tensors_hooks
 from ms_ops.dispatch import NO_ANSWER, Interception
+
+kept_tensors: "dict[int, weakref.ref[Kept]]" = {}
+"""Every `Kept` that holds something which may be written."""
 
 
 class Kept:
@@ -23,14 +31,33 @@ class Kept:
     2.10): a result holds its node, the node what the hook returned. An alias without history has no node.
     """
 
-    __slots__ = ("_tensor",)
+    __slots__ = ("__weakref__", "_tensor", "changed")
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = alias(tensor, tracked=False) if requires_grad(tensor) and not is_parameter(tensor) else tensor
+        self.changed = ""
+        """Who wrote into the tensor since."""
+        if not is_parameter(tensor):
+            key = id(self)
+            kept_tensors[key] = weakref.ref(self, lambda _: kept_tensors.pop(key, None))
 
     def get(self) -> Tensor:
-        """The tensor."""
+        """The tensor.
+
+        Raises:
+            ReplayMismatchError: It was written since; MindSpore's own check ends where saved-tensor hooks are used.
+        """
+        if self.changed:
+            raise ReplayMismatchError(self.changed)
         return self._tensor
+
+    def wrote(self, written: Written) -> None:
+        """A tensor is about to be written: perhaps this one."""
+        if written.reaches(self._tensor):
+            self.changed = (
+                f"a tensor that backward needs {written} is written by {written.how}{call_site()} before backward has "
+                f"read it; write into a copy"
+            )
 
 
 class Scope:
@@ -40,6 +67,8 @@ class Scope:
     """Whether the code that runs now repeats an earlier forward."""
     records = False
     """Whether the code that runs now will be repeated."""
+    written_parameters: Mapping[int, Parameter] = types.MappingProxyType({})
+    """Parameters that the code in the scope has written."""
     _depth = 0
 
     def offer(self, tensor: Tensor) -> Any:
@@ -62,6 +91,14 @@ class Scope:
     def answer(self, name: str, args: tuple) -> Any:
         """The result of an old primitive that isn't to be dispatched."""
         return NO_ANSWER
+
+    def wrote(self, written: Written) -> None:
+        """The code that runs in the scope is about to write into a tensor."""
+        if isinstance(written.tensor, Parameter):
+            self.written_parameters = {**self.written_parameters, id(written.tensor): written.tensor}
+
+    def reads_on_host(self) -> None:
+        """The code that runs in the scope reads a value on host."""
 
 
 class _Outside(Scope):
@@ -86,6 +123,21 @@ _stack = _Stack()
 def current() -> Scope:
     """The scope that decides now."""
     return _stack.scopes[-1]
+
+
+def open_scopes() -> list[Scope]:
+    """All scopes of this thread, the outermost first."""
+    return _stack.scopes
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Operators that run inside are ours: no scope hears of them."""
+    _stack.scopes.append(_Outside())
+    try:
+        yield
+    finally:
+        _stack.scopes.pop()
 
 
 def _unpack(packed: Any) -> Tensor:

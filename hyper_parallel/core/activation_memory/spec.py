@@ -7,6 +7,11 @@ from typing import Any
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 
+SPEC = "_hp_spec"
+"""The attribute of a cell that holds what the user said."""
+
+DETERMINISM_CHECKS = ("operators", "values")
+
 
 @dataclass(frozen=True)
 class RegionSpec:
@@ -19,6 +24,8 @@ class RegionSpec:
     """Called once per invocation; gives the context of the forward and the context of the replay."""
     tensor_policy: Callable[[Any], CheckpointPolicy] | None = None
     """With MUST_SWAP: asked once for every saved tensor, at the end of the cell, whether it goes to host."""
+    determinism_check: str = "operators"
+    """What a replay compares with its forward: `operators`, or their `values`, too."""
     source: str = "decorator"
     """Who said so: `decorator`, `checkpoint_wrapper`, `policy.yaml: rule 2`."""
     path: str = ""
@@ -34,6 +41,16 @@ class RegionSpec:
             raise PolicyTypeError(f"swap_inputs must be a bool, but got {self.swap_inputs!r} ({self.source})")
         if self.tensor_policy is not None and not callable(self.tensor_policy):
             raise PolicyTypeError(f"policy_fn must be callable, but got {self.tensor_policy!r} ({self.source})")
+        if self.determinism_check not in DETERMINISM_CHECKS:
+            raise PolicyError(
+                f"determinism_check must be one of {', '.join(DETERMINISM_CHECKS)}, but got "
+                f"{self.determinism_check!r} ({self.source})"
+            )
+        if self.determinism_check == "values" and not self.policy.replays:
+            raise PolicyError(
+                f"determinism_check='values' compares a replay with its forward, but the policy is {self.policy.name}, "
+                f"which replays nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE"
+            )
         if self.swap_inputs and not self.policy.replays:
             raise PolicyError(
                 f"swap_inputs=True keeps the inputs of a replayed region on host, but the policy is "
@@ -44,7 +61,13 @@ class RegionSpec:
         return self
 
     def __str__(self) -> str:
-        return self.policy.name + (" + swapped inputs" if self.swap_inputs else "")
+        values = " + values compared" if self.determinism_check == "values" else ""
+        return self.policy.name + (" + swapped inputs" if self.swap_inputs else "") + values
+
+
+def spec_of(cell: Any) -> RegionSpec | None:
+    """What a cell carries: on the instance, or inherited from a decorated class."""
+    return cell.__dict__.get(SPEC) or getattr(type(cell), "_hp_class_spec", None)
 
 
 def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
@@ -61,7 +84,7 @@ def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
     Raises:
         PolicyError: The two contradict each other.
     """
-    same = ("policy", "swap_inputs", "context_fn", "tensor_policy")
+    same = ("policy", "swap_inputs", "context_fn", "tensor_policy", "determinism_check")
     if all(getattr(new, name) == getattr(old, name) for name in same):
         return old
     if new.policy.replays and old.policy.swaps:

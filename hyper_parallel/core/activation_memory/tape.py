@@ -5,26 +5,36 @@ nested region. A nested region's tape belongs to its own invocation and is refer
 once, however many regions enclose it.
 """
 
+import weakref
 from typing import Any
 
 from mindspore import Tensor
 
+from hyper_parallel.core.activation_memory.operator_log import REMEDY, OperatorLog
 from hyper_parallel.core.activation_memory.trees import map_leaves
+from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.autograd import alias, requires_grad
+from ms_ops.autograd import alias, is_parameter, requires_grad
+from ms_ops.tensors import copy_of
 
 
 class _Saved:
     """A tensor on a tape; `tensor` is the tensor itself or something on host with `get()`."""
 
-    __slots__ = ("tensor", "tracked")
+    __slots__ = ("original", "tensor", "tracked")
 
-    def __init__(self, tensor: Any, tracked: bool) -> None:
+    def __init__(self, tensor: Any, tracked: bool, original: Tensor) -> None:
         self.tensor = tensor
         self.tracked = tracked
+        self.original = weakref.ref(original)
 
     def get(self) -> Tensor:
         return alias(self.tensor if isinstance(self.tensor, Tensor) else self.tensor.get(), self.tracked)
+
+    def is_reached(self, written: Written) -> bool:
+        if not isinstance(self.tensor, Tensor):
+            return False  # a copy on host, or on its way there
+        return written.tensor is self.original() or written.reaches(self.tensor)
 
 
 def _read(leaf: Any) -> Any:
@@ -32,33 +42,64 @@ def _read(leaf: Any) -> Any:
 
 
 class Tape:
-    """Results in forward order, written once."""
+    """Results in forward order, written once.
 
-    __slots__ = ("entries",)
+    Args:
+        values: The log takes a checksum of every result.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_saved", "entries", "log")
+
+    def __init__(self, values: bool = False) -> None:
         self.entries: list[tuple[str, Any]] = []
+        self.log = OperatorLog(values)
+        self._saved: list[tuple[str, _Saved]] = []
 
     def write_operator(self, name: str, result: Any) -> None:
         """The result of an operator; autograd has not seen it yet, so that nothing about it is tracked."""
         self._write(f"operator {name}", result)
 
-    def write_cell(self, path: str, output: Any, to_host: Any = None) -> None:
-        """The output of a cell that runs once; `to_host` turns a tensor into something on host that has `get()`."""
-        self._write(f"cell {path}", output, to_host)
+    def write_cell(self, path: str, output: Any, to_host: Any = None, wrote: Any = ()) -> None:
+        """The output of a cell that runs once.
 
-    def nested(self, path: str) -> "Tape":
+        Args:
+            path: The cell.
+            output: What it gave.
+            to_host: Turns a tensor into something on host that has `get()`.
+            wrote: Parameters that the cell wrote, each with a copy of what they are now.
+        """
+        self._write(f"cell {path}", (output, tuple(wrote)), to_host)
+
+    def nested(self, path: str, values: bool = False) -> "Tape":
         """The tape of a region inside this one."""
-        tape = Tape()
+        tape = Tape(values)
         self.entries.append((f"region {path}", tape))
         return tape
 
+    def finds(self, written: Written) -> str | None:
+        """What the written tensor is, if it is on this tape or on that of a region inside."""
+        for what, saved in self._saved:
+            if saved.is_reached(written):
+                return f"the kept result of {what}"
+        for _, entry in self.entries:
+            if isinstance(entry, Tape) and (found := entry.finds(written)) is not None:
+                return found
+        return None
+
+    def rescue(self, written: Written) -> None:
+        """The region itself is about to write a result that its replay will read: keep a copy."""
+        for _, saved in self._saved:
+            if saved.is_reached(written):
+                saved.tensor = copy_of(saved.tensor)
+
     def _write(self, what: str, tree: Any, to_host: Any = None) -> None:
         def saved(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
+            if not isinstance(leaf, Tensor) or is_parameter(leaf):
                 return leaf
             kept = alias(leaf, tracked=False)
-            return _Saved(to_host(kept) if to_host else kept, requires_grad(leaf))
+            result = _Saved(to_host(kept) if to_host else kept, requires_grad(leaf), leaf)
+            self._saved.append((what, result))
+            return result
 
         self.entries.append((what, map_leaves(saved, tree)))
 
@@ -82,8 +123,8 @@ class TapeReader:
         """The result that the operator gave in forward."""
         return map_leaves(_read, self._take(f"operator {name}"))
 
-    def cell(self, path: str) -> Any:
-        """The output that the cell gave in forward."""
+    def cell(self, path: str) -> tuple[Any, Any]:
+        """The output that the cell gave in forward, and the parameters that it wrote."""
         return map_leaves(_read, self._take(f"cell {path}"))
 
     def nested(self, path: str) -> Tape:
@@ -95,23 +136,20 @@ class TapeReader:
         if self._next != len(self._entries):
             raise ReplayMismatchError(
                 f"{self._path}: the replay ended before {self._entries[self._next][0]}, which the forward ran "
-                f"({self._next} of {len(self._entries)} recorded results were read); the region must do the same each "
-                f"time it runs with the same inputs, or carry the policy MUST_SAVE"
+                f"({self._next} of {len(self._entries)} recorded results were read); {REMEDY}"
             )
 
     def _take(self, what: str) -> Any:
         if self._next == len(self._entries):
             raise ReplayMismatchError(
                 f"{self._path}: the replay runs {what}, which the forward did not run (it recorded "
-                f"{len(self._entries)} results); the region must do the same each time it runs with the same inputs, "
-                f"or carry the policy MUST_SAVE"
+                f"{len(self._entries)} results); {REMEDY}"
             )
         recorded, value = self._entries[self._next]
         if recorded != what:
             raise ReplayMismatchError(
                 f"{self._path}: the replay runs {what} where the forward ran {recorded} (recorded result "
-                f"{self._next + 1} of {len(self._entries)}); the region must do the same each time it runs with the "
-                f"same inputs, or carry the policy MUST_SAVE"
+                f"{self._next + 1} of {len(self._entries)}); {REMEDY}"
             )
         self._next += 1
         return value

@@ -25,3 +25,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
                 object.__setattr__(result, field.name, map_leaves(function, getattr(tree, field.name)))
         return result
     return function(tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Everything in `tree` that is no container, in the same order."""
+    found: list[Any] = []
+    map_leaves(found.append, tree)
+    return found

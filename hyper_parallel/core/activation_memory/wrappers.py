@@ -13,7 +13,9 @@ from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.errors import PolicyError
 
-_CHECKPOINT_KEYWORDS = frozenset({"swap_inputs", "policy_fn", "context_fn", "group_swap", "early_stop"})
+_CHECKPOINT_KEYWORDS = frozenset(
+    {"swap_inputs", "policy_fn", "context_fn", "group_swap", "early_stop", "determinism_check"}
+)
 _SWAP_KEYWORDS = frozenset({"policy_fn", "group_swap"})
 
 
@@ -30,7 +32,7 @@ class PolicyCallable:
         self._spec = spec
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return region.run(self._spec, _name_of(self._function), self._function, args, kwargs)
+        return region.run(self._spec, _name_of(self._function), self._function, self._function, args, kwargs)
 
     @property
     def unwrap_cell(self) -> Callable[..., Any]:
@@ -49,6 +51,7 @@ def checkpoint(
     context_fn: Callable[[], tuple[Any, Any]] | None = None,
     group_swap: bool = False,
     early_stop: bool = True,
+    determinism_check: str = "operators",
     **kwargs: Any,
 ) -> Any:
     """Call `function` as a replayed region: only its inputs wait for backward, the rest is computed again.
@@ -61,6 +64,8 @@ def checkpoint(
         context_fn: Called once per call; gives the context manager of the forward and that of the replay.
         group_swap: Accepted for compatibility: what is swapped always travels in groups.
         early_stop: Accepted for compatibility: a replay never unwinds a forward by an exception.
+        determinism_check: ``"operators"``, or ``"values"`` to compare checksums of results, too; see
+            `activation_policy`.
         **kwargs: Keyword arguments of `function`.
 
     Returns:
@@ -69,7 +74,7 @@ def checkpoint(
     Raises:
         TypeError: `function` can't be called.
         ValueError: `function` has a parameter named like one of ours; bind it with `functools.partial`.
-        PolicyError: `policy_fn` is given.
+        PolicyError: `policy_fn` is given, or `determinism_check` is neither of the two.
 
     Supported Platforms:
         ``CPU``
@@ -82,9 +87,9 @@ def checkpoint(
         >>> print(ms.grad(lambda x: checkpoint(ops.tanh, x).sum())(x))
         [1. 1.]
     """
-    spec = _checkpoint_spec("checkpoint", swap_inputs, policy_fn, context_fn)
+    spec = _checkpoint_spec("checkpoint", swap_inputs, policy_fn, context_fn, determinism_check)
     _check_keywords(function, _CHECKPOINT_KEYWORDS, "checkpoint")
-    return region.run(spec, _name_of(function), function, args, kwargs)
+    return region.run(spec, _name_of(function), function, function, args, kwargs)
 
 
 def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
@@ -92,8 +97,8 @@ def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
 
     Args:
         module: A Cell, function, bound method or Primitive.
-        **checkpoint_kwargs: `swap_inputs`, `context_fn`, `policy_fn`, `group_swap`, `early_stop`, as `checkpoint` takes
-            them, and `output_recompute` (False).
+        **checkpoint_kwargs: `swap_inputs`, `context_fn`, `policy_fn`, `group_swap`, `early_stop`, `determinism_check`,
+            as `checkpoint` takes them, and `output_recompute` (False).
 
     Returns:
         The Cell itself, or a callable.
@@ -125,7 +130,11 @@ def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
             "neighbours into one cell, or one function, and make that the region"
         )
     spec = _checkpoint_spec(
-        "checkpoint_wrapper", given.get("swap_inputs", False), given.get("policy_fn"), given.get("context_fn")
+        "checkpoint_wrapper",
+        given.get("swap_inputs", False),
+        given.get("policy_fn"),
+        given.get("context_fn"),
+        given.get("determinism_check", "operators"),
     )
     return _wrap(module, spec)
 
@@ -167,7 +176,7 @@ def swap(
     """
     spec = RegionSpec(CheckpointPolicy.MUST_SWAP, tensor_policy=policy_fn, source="swap")
     _check_keywords(function, _SWAP_KEYWORDS, "swap")
-    return region.run(spec, _name_of(function), function, args, kwargs)
+    return region.run(spec, _name_of(function), function, function, args, kwargs)
 
 
 def swap_wrapper(
@@ -200,7 +209,43 @@ def swap_wrapper(
     return _wrap(module, RegionSpec(CheckpointPolicy.MUST_SWAP, tensor_policy=policy_fn, source="swap_wrapper"))
 
 
-def _checkpoint_spec(who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any) -> RegionSpec:
+def not_replayed(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a hook, or another function that is called inside a replayed region, run in the forward only.
+
+    Hooks of cells inside a region run again in its replay, since some of them communicate or change what flows. One
+    that must act once (it counts, logs, or reduces over ranks) is registered as ``not_replayed(hook)``: the replay
+    reads what it gave in the forward.
+
+    Args:
+        hook: The hook, as it would be registered.
+
+    Returns:
+        What to register instead.
+
+    Raises:
+        TypeError: `hook` can't be called.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from hyper_parallel import checkpoint, not_replayed
+        >>> seen = []
+        >>> act = nn.Tanh()
+        >>> handle = act.register_forward_hook(not_replayed(lambda cell, inputs, output: seen.append("forward")))
+        >>> print(ms.grad(lambda x: checkpoint(lambda x: act(x) ** 2, x).sum())(ms.Tensor([0.0])))
+        [0.]
+        >>> seen
+        ['forward']
+    """
+    if not callable(hook):
+        raise TypeError(f"not_replayed takes a function, but got {hook!r} of type {type(hook).__name__}")
+    return PolicyCallable(hook, RegionSpec(CheckpointPolicy.MUST_SAVE, source="not_replayed"))
+
+
+def _checkpoint_spec(who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any, check: Any) -> RegionSpec:
     if policy_fn is not None:
         raise PolicyError(
             f"{who}: policy_fn (a policy for every operator) is not in this version; give the cells inside their own "
@@ -208,7 +253,13 @@ def _checkpoint_spec(who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any
         )
     if context_fn is not None and not callable(context_fn):
         raise TypeError(f"{who}: context_fn must be callable and give two context managers, but got {context_fn!r}")
-    return RegionSpec(CheckpointPolicy.MUST_RECOMPUTE, swap_inputs=swap_inputs, context_fn=context_fn, source=who)
+    return RegionSpec(
+        CheckpointPolicy.MUST_RECOMPUTE,
+        swap_inputs=swap_inputs,
+        context_fn=context_fn,
+        determinism_check=check,
+        source=who,
+    )
 
 
 def _wrap(module: Any, spec: RegionSpec) -> Any:

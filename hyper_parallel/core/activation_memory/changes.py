@@ -1,0 +1,169 @@
+"""`Watch`: what one invocation reads again in its replay, and who writes into it meanwhile.
+
+Note: [Changed underneath]
+A replay reads what its forward read: inputs, attributes, closed-over tensors, parameters, results on its tape. Whoever
+writes into one of them from Python is heard before it happens (`ms_ops.writes`). Inside the region that is being
+recorded, what the write would destroy is copied first, and the replay begins with the copy. From anywhere else the
+write makes the replay wrong: the invocation remembers who it was, and raises instead of replaying.
+A tensor is found by identity, a parameter by its `param_info`, a view by its storage; asking for the storage waits for
+the queue, which is why only writes ask. A numpy array over a tensor's bytes is written unheard: while there is one, a
+checksum is taken when it is given out, or when the forward begins, and compared when the replay begins.
+"""
+
+import weakref
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from hyper_parallel.core.activation_memory.call_site import call_site
+from hyper_parallel.core.activation_memory.scopes import current, kept_tensors, open_scopes
+from hyper_parallel.core.activation_memory.written import Written
+from hyper_parallel.core.errors import ReplayMismatchError
+from ms_ops.autograd import is_parameter
+from ms_ops.tensors import address_of, checksum, view_of
+from ms_ops.writes import is_exposed, observe
+
+
+class Watch:
+    """What one invocation reads again.
+
+    Args:
+        path: The region.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._changed = ""
+        self._tensors: list[tuple[str, weakref.ref[Tensor]]] = []
+        self._parameters: dict[int, tuple[str, Any]] = {}
+        self._updated: dict[int, Any] = {}
+        self._checks: dict[int, tuple[str, weakref.ref[Tensor], int]] = {}
+
+    def add(self, what: str, tensor: Tensor) -> None:
+        """Watch a tensor; `what` names it in messages."""
+        info = tensor.param_info
+        if info is not None:
+            self._parameters[id(info)] = what, info
+        if info is None or isinstance(tensor, Parameter):
+            self._tensors.append((what, weakref.ref(tensor)))
+            if is_exposed(tensor):
+                self._check(what, tensor)
+
+    def add_parameter(self, info: Any) -> None:
+        """Watch a parameter that an operator has saved."""
+        self._parameters.setdefault(id(info), ("a parameter", info))
+
+    def updates(self, info: Any) -> None:
+        """The region itself changes this parameter."""
+        self._updated[id(info)] = info
+
+    def finds(self, written: Written) -> str | None:
+        """What the written tensor is for the region, if it is watched."""
+        if written.parameter is not None:
+            found = self._parameters.get(id(written.parameter))
+            return found[0] if found else None
+        for what, ref in self._tensors:
+            tensor = ref()
+            if tensor is not None and written.reaches(tensor):
+                return what
+        return None
+
+    def write(self, what: str, written: Written) -> None:
+        """Remember a write that makes the replay wrong."""
+        if not self._changed:
+            self._changed = (
+                f"{self._path}: {what} {written} was written by {written.how}{call_site()} between the region's "
+                f"forward and its replay, which would read the new value; write before the forward or after the "
+                f"backward, write into a copy, or give the cell the policy MUST_SAVE"
+            )
+
+    def expose(self, begin: int, end: int) -> None:
+        """An array over these addresses is given out."""
+        for what, ref in self._tensors:
+            tensor = ref()
+            if tensor is not None and tensor.nbytes:
+                address = address_of(view_of(tensor))
+                if begin < address + tensor.nbytes and address < end:
+                    self._check(what, tensor)
+
+    def verify(self) -> None:
+        """Check that nothing was written since the forward.
+
+        Raises:
+            ReplayMismatchError: Something was.
+        """
+        if self._changed:
+            raise ReplayMismatchError(self._changed)
+        for what, ref, before in self._checks.values():
+            tensor = ref()
+            if tensor is None or (is_parameter(tensor) and id(tensor.param_info) in self._updated):
+                continue
+            if checksum(tensor) != before:
+                raise ReplayMismatchError(
+                    f"{self._path}: {what} {Written(tensor, '', False)} was written through a numpy array over its "
+                    f"bytes (asnumpy() and from_numpy() share memory) between the region's forward and its replay, "
+                    f"which would read the new value; write into a copy of the array"
+                )
+
+    def _check(self, what: str, tensor: Tensor) -> None:
+        if id(tensor) not in self._checks:
+            self._checks[id(tensor)] = what, weakref.ref(tensor), checksum(tensor)
+
+
+class _Live:
+    """The invocations that wait for a replay; hears of writes."""
+
+    def __init__(self) -> None:
+        self._invocations: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, invocation: Any) -> None:
+        """From now on, writes concern this invocation."""
+        key = id(invocation)
+        self._invocations[key] = weakref.ref(invocation, lambda _: self._invocations.pop(key, None))
+
+    def remove(self, invocation: Any) -> None:
+        """It has been replayed."""
+        self._invocations.pop(id(invocation), None)
+
+    def invocations(self) -> list[Any]:
+        """Those that wait; finalizers on MindSpore's threads may remove some meanwhile."""
+        return [invocation for ref in list(self._invocations.values()) if (invocation := ref()) is not None]
+
+    # ---- what `ms_ops.writes` calls
+
+    @property
+    def active(self) -> bool:
+        return bool(self._invocations) or bool(kept_tensors)
+
+    def writes(self, tensor: Tensor, how: str, rebinds: bool) -> None:
+        written = Written(tensor, how, rebinds)
+        if current().replays:
+            current().wrote(written)
+            return
+        inside = []
+        for scope in list(open_scopes()):
+            scope.wrote(written)
+            inside.append(getattr(scope, "invocation", None))
+        for invocation in self.invocations():
+            if not any(invocation is other for other in inside):
+                what = invocation.finds(written)
+                if what is not None:
+                    invocation.watch.write(what, written)
+        for ref in list(kept_tensors.values()):
+            kept = ref()
+            if kept is not None:
+                kept.wrote(written)
+
+    def exposes(self, tensor: Tensor, array: np.ndarray) -> None:
+        begin = address_of(array)
+        for invocation in self.invocations():
+            invocation.watch.expose(begin, begin + max(array.nbytes, 1))
+
+    def reads(self) -> None:
+        for scope in open_scopes():
+            scope.reads_on_host()
+
+
+live = _Live()
+observe(live)

@@ -1,0 +1,136 @@
+"""`OperatorLog`: which operators the forward of a region ran, for the comparison with its replay.
+
+An entry is the operator's dispatch name, its plain arguments (numbers, strings, shapes: what is no tensor), and the
+shapes and dtypes of its results. Plain arguments catch a Python number that differs, which shapes don't.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from mindspore import Tensor
+
+from hyper_parallel.core.activation_memory.call_site import call_site
+from hyper_parallel.core.errors import ReplayMismatchError
+from ms_ops.tensors import checksum
+
+Entry = tuple[str, tuple, Any, Any]
+"""Name, plain arguments, results, checksums of the results (None unless asked for)."""
+
+REMEDY = (
+    "the region must do the same each time it runs with the same inputs; give the cell that holds this operator the "
+    "policy MUST_SAVE, or register what it depends on with register_state_provider"
+)
+
+_PLAIN = (int, float, bool, str, type(None))
+
+
+def plain_arguments(args: Iterable[Any]) -> tuple:
+    """What is no tensor among an operator's arguments."""
+    found = []
+    for argument in args:
+        kind = type(argument)
+        if kind in _PLAIN:
+            found.append(argument)
+        elif kind is tuple or kind is list:
+            found.append(plain_arguments(argument))
+    return tuple(found)
+
+
+def results_of(result: Any) -> Any:
+    """Shape and dtype of every tensor in an operator's result."""
+    if isinstance(result, Tensor):
+        return result.shape, result.dtype
+    if isinstance(result, (tuple, list)):
+        return [results_of(item) for item in result]
+    return None
+
+
+def checksums_of(result: Any) -> Any:
+    """A checksum of every tensor in an operator's result."""
+    if isinstance(result, Tensor):
+        return checksum(result)
+    if isinstance(result, (tuple, list)):
+        return [checksums_of(item) for item in result]
+    return None
+
+
+class OperatorLog:
+    """Operators in forward order."""
+
+    __slots__ = ("entries", "values")
+
+    def __init__(self, values: bool = False) -> None:
+        self.entries: list[Entry] = []
+        self.values = values
+
+    def write(self, name: str, args: tuple, result: Any) -> None:
+        """An operator has run in the forward."""
+        sums = checksums_of(result) if self.values else None
+        self.entries.append((name, plain_arguments(args), results_of(result), sums))
+
+    def write_once(self, name: str) -> None:
+        """An operator has run whose result the replay will read."""
+        self.entries.append((name, (), None, None))
+
+
+class LogReader:
+    """Compares a replay with the log of its forward, operator by operator."""
+
+    __slots__ = ("_entries", "_next", "_path", "_values")
+
+    def __init__(self, log: OperatorLog, path: str) -> None:
+        self._entries = log.entries
+        self._values = log.values
+        self._next = 0
+        self._path = path
+
+    def begins(self, name: str) -> None:
+        """The replay is about to run an operator."""
+        index = self._next
+        self._next = index + 1
+        if index >= len(self._entries):
+            raise ReplayMismatchError(
+                f"{self._path}: the replay runs {name} as operator {index + 1}{call_site()}, but the forward ran only "
+                f"{len(self._entries)} operators; {REMEDY}"
+            )
+        if self._entries[index][0] != name:
+            raise self._differs(name, describe(self._entries[index]))
+
+    def ran(self, name: str, args: tuple, result: Any) -> None:
+        """The operator that began has run."""
+        entry = self._entries[self._next - 1]
+        arguments, results = plain_arguments(args), results_of(result)
+        if entry[2] != results or (entry[1] != arguments and repr(entry[1]) != repr(arguments)):  # nan is not nan
+            raise self._differs(describe((name, arguments, results, None)), describe(entry))
+        if self._values:
+            sums = checksums_of(result)
+            if sums != entry[3]:
+                found = describe((name, arguments, results, None))
+                raise self._differs(f"{found} with checksum {sums}", f"the same with checksum {entry[3]}")
+
+    def finish(self) -> None:
+        """Check that the replay ran all that the forward ran."""
+        if self._next < len(self._entries):
+            raise ReplayMismatchError(
+                f"{self._path}: the replay ended after {self._next} operators, but the forward ran "
+                f"{len(self._entries)}; the first one missing is {describe(self._entries[self._next])}; {REMEDY}"
+            )
+
+    def _differs(self, found: str, expected: str) -> ReplayMismatchError:
+        return ReplayMismatchError(
+            f"{self._path}: operator {self._next} of {len(self._entries)} is {found} in the replay{call_site()}, but "
+            f"{expected} in the forward; {REMEDY}"
+        )
+
+
+def describe(entry: Entry) -> str:
+    """An operator with its plain arguments and results, for messages."""
+    name, arguments, results, _ = entry
+    text = name + (f"{arguments!r}" if arguments else "")
+    return text if results is None else f"{text} -> {_results(results)}"
+
+
+def _results(results: Any) -> str:
+    if isinstance(results, list):
+        return "(" + ", ".join(_results(item) for item in results) + ")"
+    return "no tensor" if results is None else f"{results[1]} {results[0]}"

@@ -1,0 +1,103 @@
+"""State that the code of a region depends on and nobody can find by looking: given by its owner as a get and a set."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.core.errors import PolicyError
+
+
+class StateProvider:
+    """One piece of state; made by `register_state_provider`.
+
+    Args:
+        name: What it is, for messages.
+        get: Gives the state.
+        set: Makes what `get` gave the state again.
+    """
+
+    def __init__(self, name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
+        self.name = name
+        self.get = get
+        self.set = set
+
+    def remove(self) -> None:
+        """Forget it; replays of forwards that have run still use it."""
+        _providers.pop(self.name, None)
+
+    def __repr__(self) -> str:
+        return f"StateProvider({self.name!r})"
+
+
+_providers: dict[str, StateProvider] = {}
+
+
+def register_state_provider(name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> StateProvider:
+    """Have every replay run under a state as it was in its forward: a generator, a thread-local flag, a counter.
+
+    numpy's global generator, Python's `random`, MindSpore's default generator and mixed precision are covered without
+    this, and so are attributes of the cells in a region and variables that its functions close over.
+
+    Args:
+        name: What it is, for messages; unique.
+        get: Called without arguments when the forward of a replayed region begins; must give a value that later changes
+            of the state don't change. Called again when its replay begins.
+        set: Called with what `get` gave: before the replay with the forward's state, after it with the present one.
+
+    Returns:
+        A handle; `.remove()` ends it.
+
+    Raises:
+        PolicyError: The name is taken, or `get` or `set` can't be called.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from hyper_parallel import register_state_provider
+        >>> state = {"scale": 1.0}
+        >>> provider = register_state_provider("scale", lambda: state["scale"], lambda x: state.update(scale=x))
+        >>> provider.remove()
+    """
+    if not callable(get) or not callable(set):
+        raise PolicyError(f"state provider {name!r}: get and set must be callable, but got {get!r} and {set!r}")
+    if name in _providers or name in (built_in.name for built_in in _BUILT_IN):
+        raise PolicyError(f"state provider {name!r} is registered already; remove that one first, or use another name")
+    provider = _providers[name] = StateProvider(name, get, set)
+    return provider
+
+
+_numpy_generator: Any = np.random.mtrand._rand
+_BUILT_IN = (
+    StateProvider(
+        "numpy.random",
+        lambda: _numpy_generator.get_state(legacy=False),
+        lambda state: _numpy_generator.set_state(state),
+    ),
+    StateProvider("random", random.getstate, random.setstate),
+)
+
+
+class ProvidedState:
+    """The state of every provider, as it is when this object is made."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states = [(provider, provider.get()) for provider in (*_BUILT_IN, *_providers.values())]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """The state as it was, inside; as it is, afterwards."""
+        now: list[tuple[StateProvider, Any]] = []
+        try:
+            for provider, state in self._states:
+                now.append((provider, provider.get()))
+                provider.set(state)
+            yield
+        finally:
+            for provider, state in reversed(now):
+                provider.set(state)

@@ -1,0 +1,40 @@
+"""`Written`: a tensor that is about to be written, and what else the write reaches."""
+
+from mindspore import Parameter, Tensor
+
+from ms_ops.autograd import is_parameter
+from ms_ops.tensors import storage_of
+
+
+class Written:
+    """A tensor that is about to be written.
+
+    Args:
+        tensor: The tensor.
+        how: By what, for messages.
+        rebinds: The object gets a new storage; who else holds the old one doesn't notice.
+    """
+
+    def __init__(self, tensor: Tensor, how: str, rebinds: bool) -> None:
+        self.tensor = tensor
+        self.how = how
+        self.parameter = tensor.param_info
+        """MindSpore's record of the parameter, the same object for every alias; None if it is no parameter."""
+        self._rebinds = rebinds
+        self._storage: int | None = None
+
+    def reaches(self, other: Tensor) -> bool:
+        """Whether `other` is written, too."""
+        if other is self.tensor:
+            return True
+        if self.parameter is not None or is_parameter(other):
+            return self.parameter is not None and other.param_info is self.parameter
+        if self._rebinds or other.dtype != self.tensor.dtype:
+            return False
+        if self._storage is None:
+            self._storage = storage_of(self.tensor)
+        return self._storage != 0 and self._storage == storage_of(other)
+
+    def __str__(self) -> str:
+        name = f"parameter {self.tensor.name}, " if isinstance(self.tensor, Parameter) else ""
+        return f"({name}shape {self.tensor.shape}, dtype {self.tensor.dtype})"

@@ -155,6 +155,7 @@ def wait_for_operators() -> None:
 
 class _Depth(threading.local):
     value = 0
+    weights: Any = None
 
 
 _depth = _Depth()
@@ -163,6 +164,12 @@ _depth = _Depth()
 def gradient_depth() -> int:
     """How many gradient calls this thread is inside of: tells a gradient inside a region from the one around it."""
     return _depth.value
+
+
+def gradient_weights() -> tuple[Any, ...]:
+    """The parameters that the backward which runs now takes the gradient of; empty if it takes none, or is unknown."""
+    weights = _depth.weights
+    return tuple(weights) if isinstance(weights, (tuple, list)) else () if weights is None else (weights,)
 
 
 def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,8 +181,10 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        flag, cells = _pynative_executor.grad_flag(), len(_cell_precision.stack)
+        flag, cells, weights = _pynative_executor.grad_flag(), len(_cell_precision.stack), _depth.weights
         _depth.value += 1
+        if run.__name__ == "_pynative_func_grad_backward":
+            _depth.weights = args[2]
         try:
             return run(*args, **kwargs)
         except BaseException:
@@ -186,6 +195,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             _depth.value -= 1
+            _depth.weights = weights
 
     guarded._hp_guarded = True  # type: ignore[attr-defined]
     return guarded

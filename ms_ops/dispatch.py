@@ -77,6 +77,9 @@ RANDOM_OPERATORS = frozenset(
 NORMALISATION_WITH_STATE = frozenset({"BatchNorm", "BatchNormExt", "SyncBatchNorm", "InstanceNorm"})
 """Dispatch names that update moving statistics besides giving a result that doesn't depend on them."""
 
+MATRIX_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulExt", "Dense", "MatMul", "MatMulExt"})
+"""Dispatch names of operators that save their factors and nothing else."""
+
 _WRITES = ("Assign", "Inplace", "Scatter")
 """Dispatch names that begin so write into their first argument."""
 
@@ -103,6 +106,11 @@ def is_old_primitive(args: tuple) -> bool:
     doesn't know of it then, so that what it saves is what it saved when it ran.
     """
     return arguments(args) is not args
+
+
+def keep_probability(args: tuple) -> float:
+    """How probable it is that an element passes the old primitive Dropout."""
+    return args[0].keep_prob
 
 
 class Kind(enum.Enum):

@@ -1,6 +1,7 @@
 """Tensors and numpy arrays over the same bytes. Seen in MindSpore 2.9.0 and 2.10.0 on the CPU backend."""
 
 import zlib
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -54,3 +55,24 @@ def copy_of(tensor: Tensor) -> Tensor:
 def rebind(parameter: Parameter, tensor: Tensor) -> None:
     """Make `tensor`'s storage the parameter's; the one it had stays as it is."""
     _set_data(parameter, tensor)
+
+
+_WITH_NUMPY = {
+    ms.float16: np.float16,
+    ms.float32: np.float32,
+    ms.float64: np.float64,
+    ms.int32: np.int32,
+    ms.int64: np.int64,
+    ms.bool_: np.bool_,
+}
+
+
+def untouched(shape: tuple[int, ...], dtype: Any) -> Tensor | None:
+    """A tensor that nobody reads: its memory is not touched, so that it takes none. None if numpy lacks the type."""
+    kind = _WITH_NUMPY.get(dtype)
+    return None if kind is None or not shape else _from_array(np.empty(shape, kind))
+
+
+def is_on_host() -> bool:
+    """Whether tensors live in host memory, so that arrays over them cost nothing."""
+    return ms.get_context("device_target") == "CPU"

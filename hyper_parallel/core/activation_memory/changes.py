@@ -36,7 +36,8 @@ class Watch:
         self._path = path
         self._changed = ""
         self._tensors: list[tuple[str, weakref.ref[Tensor]]] = []
-        self._parameters: dict[int, tuple[str, Any]] = {}
+        self.parameters: dict[int, tuple[str, Any]] = {}
+        """By the id of their `param_info`: what they are, and that object, so that the id stays taken."""
         self._updated: dict[int, Any] = {}
         self._checks: dict[int, tuple[str, weakref.ref[Tensor], int]] = {}
 
@@ -44,7 +45,7 @@ class Watch:
         """Watch a tensor; `what` names it in messages."""
         info = tensor.param_info
         if info is not None:
-            self._parameters[id(info)] = what, info
+            self.parameters[id(info)] = what, info
         if info is None or isinstance(tensor, Parameter):
             self._tensors.append((what, weakref.ref(tensor)))
             if is_exposed(tensor):
@@ -52,7 +53,7 @@ class Watch:
 
     def add_parameter(self, info: Any) -> None:
         """Watch a parameter that an operator has saved."""
-        self._parameters.setdefault(id(info), ("a parameter", info))
+        self.parameters.setdefault(id(info), ("a parameter", info))
 
     def updates(self, info: Any) -> None:
         """The region itself changes this parameter."""
@@ -61,7 +62,7 @@ class Watch:
     def finds(self, written: Written) -> str | None:
         """What the written tensor is for the region, if it is watched."""
         if written.parameter is not None:
-            found = self._parameters.get(id(written.parameter))
+            found = self.parameters.get(id(written.parameter))
             return found[0] if found else None
         for what, ref in self._tensors:
             tensor = ref()

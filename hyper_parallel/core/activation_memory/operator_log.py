@@ -11,7 +11,8 @@ from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.tensors import checksum
+from ms_ops.dispatch import MATRIX_PRODUCTS
+from ms_ops.tensors import checksum, untouched
 
 Entry = tuple[str, tuple, Any, Any]
 """Name, plain arguments, results, checksums of the results (None unless asked for)."""
@@ -55,13 +56,38 @@ def checksums_of(result: Any) -> Any:
 
 
 class OperatorLog:
-    """Operators in forward order."""
+    """Operators in forward order.
 
-    __slots__ = ("entries", "values")
+    Note: [Operators that a replay needn't run]
+    Of the operators after the last one whose result backward needs, a replay asks only for shapes. Which one that is, is
+    known from the forward: every saved tensor, every value that was read on host, and every nested region needs all
+    operators so far. A matrix product saves its factors, so that its own result isn't needed if its shape tells that
+    what was saved is a factor.
 
-    def __init__(self, values: bool = False) -> None:
+    Args:
+        values: Take a checksum of every result.
+        all_needed: Run every operator again.
+    """
+
+    __slots__ = ("all_needed", "entries", "needed", "values")
+
+    def __init__(self, values: bool = False, all_needed: bool = False) -> None:
         self.entries: list[Entry] = []
         self.values = values
+        self.needed = 0
+        """How many operators a replay must run."""
+        self.all_needed = all_needed or values
+
+    def need(self) -> None:
+        """What ran so far, a replay runs."""
+        self.needed = len(self.entries)
+
+    def saved(self, tensor: Tensor) -> None:
+        """Backward needs this tensor, the result of some operator that has run, or an input."""
+        count = len(self.entries)
+        if count and self.needed < count:
+            name, _, results, _ = self.entries[-1]
+            self.needed = count - (name in MATRIX_PRODUCTS and results != (tensor.shape, tensor.dtype))
 
     def write(self, name: str, args: tuple, result: Any) -> None:
         """An operator has run in the forward."""
@@ -76,11 +102,12 @@ class OperatorLog:
 class LogReader:
     """Compares a replay with the log of its forward, operator by operator."""
 
-    __slots__ = ("_entries", "_next", "_path", "_values")
+    __slots__ = ("_entries", "_needed", "_next", "_path", "_values")
 
     def __init__(self, log: OperatorLog, path: str) -> None:
         self._entries = log.entries
         self._values = log.values
+        self._needed = len(log.entries) if log.all_needed else log.needed
         self._next = 0
         self._path = path
 
@@ -98,15 +125,28 @@ class LogReader:
 
     def ran(self, name: str, args: tuple, result: Any) -> None:
         """The operator that began has run."""
-        entry = self._entries[self._next - 1]
-        arguments, results = plain_arguments(args), results_of(result)
-        if entry[2] != results or (entry[1] != arguments and repr(entry[1]) != repr(arguments)):  # nan is not nan
-            raise self._differs(describe((name, arguments, results, None)), describe(entry))
+        entry = self._compare(name, args, results_of(result))
         if self._values:
             sums = checksums_of(result)
             if sums != entry[3]:
-                found = describe((name, arguments, results, None))
-                raise self._differs(f"{found} with checksum {sums}", f"the same with checksum {entry[3]}")
+                raise self._differs(f"{describe(entry)} with checksum {sums}", f"the same with checksum {entry[3]}")
+
+    def left_out(self, name: str, args: tuple) -> None:
+        """The operator that began is not run, since nobody reads its result."""
+        self._compare(name, args, self._entries[self._next - 1][2])
+
+    def _compare(self, name: str, args: tuple, results: Any) -> Entry:
+        entry, arguments = self._entries[self._next - 1], plain_arguments(args)
+        if entry[2] != results or (entry[1] != arguments and repr(entry[1]) != repr(arguments)):  # nan is not nan
+            raise self._differs(describe((name, arguments, results, None)), describe(entry))
+        return entry
+
+    def stand_in(self, name: str) -> Tensor | None:
+        """A tensor like the result of the operator that comes next, if nobody will read it."""
+        if not self._needed <= self._next < len(self._entries):
+            return None
+        expected, _, results, _ = self._entries[self._next]
+        return untouched(*results) if expected == name and isinstance(results, tuple) else None
 
     def finish(self) -> None:
         """Check that the replay ran all that the forward ran."""

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from hyper_parallel.core.activation_memory.operator_log import OperatorLog
 from hyper_parallel.core.activation_memory.replay import Invocation, Repeated, offer_inputs
 from hyper_parallel.core.activation_memory.scopes import Scope, current, entered, unseen
 from hyper_parallel.core.activation_memory.spec import RegionSpec
@@ -104,8 +105,8 @@ def _once(scope: Any, inner: Scope, path: str, body: Body, args: tuple, kwargs: 
 
 def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs: dict) -> Any:
     contexts = _contexts_of(spec, path)
-    values = spec.determinism_check == "values"
-    tape = scope.tape.nested(path, values) if scope.records else Tape(values)
+    log = OperatorLog(values=spec.determinism_check == "values", all_needed=not spec.early_stop)
+    tape = scope.tape.nested(path, log) if scope.records else Tape(log)
     invocation = Invocation(owner, body, path, tape, contexts)
     if scope.records or isinstance(scope, SwapScope):
         return invocation.forward(args, kwargs, scope.offer)

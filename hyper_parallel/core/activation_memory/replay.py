@@ -8,17 +8,20 @@ passed the node, and with them the values of the replay; one replay therefore se
 """
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindspore import Parameter, Tensor
 
+from hyper_parallel.core.activation_memory.benefit import Benefit, check_whole_net
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.changes import Watch, live
+from hyper_parallel.core.activation_memory.dropout import PackedDropout, PackedMask
 from hyper_parallel.core.activation_memory.operator_log import REMEDY, LogReader
 from hyper_parallel.core.activation_memory.python_state import PythonState
-from hyper_parallel.core.activation_memory.scopes import Kept, Scope, entered, unseen
+from hyper_parallel.core.activation_memory.scopes import Kept, Scope, entered, open_scopes, unseen
 from hyper_parallel.core.activation_memory.state_providers import ProvidedState
 from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
 from hyper_parallel.core.activation_memory.trees import leaves, map_leaves
@@ -28,6 +31,7 @@ from ms_ops.autograd import Ambient, alias, is_parameter, replay_recording, requ
 from ms_ops.dispatch import (
     NO_ANSWER,
     Kind,
+    arguments,
     is_old_primitive,
     kind_of,
     moving_statistics,
@@ -98,6 +102,8 @@ class Invocation:
     def __init__(self, owner: Any, body: Callable[..., Any], path: str, tape: Tape, contexts: tuple[Any, Any]) -> None:
         self.path = path
         self.tape = tape
+        self.is_outermost = len(open_scopes()) == 1
+        self.benefit: Benefit | None = None
         self.placeholders: list[weakref.ref[Placeholder]] = []
         self.watch = Watch(path)
         self.overwritten: dict[int, tuple[Parameter, Tensor]] = {}
@@ -115,10 +121,15 @@ class Invocation:
         """Run the region; `pack_input` says what waits instead of a tensor input (the tensor itself: it waits)."""
         self._look_at(args, kwargs)
         self._inputs = offer_inputs(pack_input, args, kwargs)
+        self.benefit = Benefit.of_new(self.path, (args, kwargs)) if pack_input is None else None
         live.add(self)
         with entered(_Recording(self)), self._forward_context:
             output = self._body(*args, **kwargs)
         self._state.seal()
+        self.tape.pack()
+        if self.benefit is not None:
+            self.benefit.check(output)
+            self.benefit = None
         return output
 
     def _look_at(self, args: tuple, kwargs: dict) -> None:
@@ -173,6 +184,8 @@ class Invocation:
                 f"{self.path}: backward reads a saved tensor that the replay did not produce; {REMEDY}"
             )
         self.watch.verify()
+        if self.is_outermost:
+            check_whole_net(self.path, self.watch.parameters, self._replayed_bytes)
         assert self._provided is not None
         scope = Replaying(self)
         with replay_recording(), self._ambient.restored(), self._provided.restored(), self._state.restored():
@@ -184,6 +197,10 @@ class Invocation:
         live.remove(self)
         self._inputs = self._replay_context = self._state = self._provided = None
         self.overwritten = {}
+
+    def _replayed_bytes(self) -> int:
+        held = [placeholder for ref in self.placeholders if (placeholder := ref()) is not None]
+        return sum(math.prod(placeholder.shape) * placeholder.dtype.itemsize for placeholder in held)
 
     @contextlib.contextmanager
     def _parameters_restored(self) -> Iterator[None]:
@@ -209,22 +226,36 @@ class _Recording(Scope):
         self.tape = invocation.tape
         self._log = invocation.tape.log
         self._keeps = False
+        self._packs_mask = False
+        self._mask: PackedMask | None = None
 
     def pack(self, tensor: Tensor) -> Any:
         if self._keeps:
-            return Kept(tensor)
+            return self._keep(tensor)
         info = tensor.param_info
         if info is not None:
             self.invocation.watch.add_parameter(info)
+        self._log.saved(tensor)
+        if self.invocation.benefit is not None:
+            self.invocation.benefit.saved(tensor)
         placeholder = Placeholder(self.invocation, tensor)
         self.invocation.placeholders.append(weakref.ref(placeholder))
         return placeholder
 
+    def _keep(self, tensor: Tensor) -> Any:
+        if not self._packs_mask or self._mask is not None:
+            return Kept(tensor)
+        self._mask = PackedMask(tensor)
+        return self._mask
+
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         kind = kind_of(name)
         if kind is Kind.PLAIN:
+            placed = len(self.invocation.placeholders)
             result = run(*args)
-            self._log.write(name, args, result)
+            self._log.write(name, arguments(args), result)
+            if len(self.invocation.placeholders) != placed:
+                self._log.need()  # an old primitive, which saves while it runs: perhaps its own result
             return result
         if kind is Kind.UNSEEN:
             return run(*args)
@@ -235,21 +266,31 @@ class _Recording(Scope):
                 if is_parameter(statistic):
                     self.invocation.watch.updates(statistic.param_info)
         result = run(*args)
-        self._log.write(name, args, result)
+        self._log.write(name, arguments(args), result)
+        self._log.need()
         return result
 
     def _once(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         self._keeps = is_old_primitive(args)  # what the replay won't save again is kept as it is
+        self._packs_mask = self._keeps and PackedDropout.suits(name, args)
+        self._mask = None
         try:
             result = run(*args)
         finally:
             self._keeps = False
         self._log.write_once(name)
-        self.tape.write_operator(name, result)
+        if self._packs_mask:
+            self.tape.write_dropout(name, PackedDropout(args, result, self._mask or PackedMask(result[1])))
+        else:
+            self.tape.write_operator(name, result)
         return result
 
     def wrote(self, written: Written) -> None:
+        self._log.need()
         self.invocation.write_inside(written)
+
+    def reads_on_host(self) -> None:
+        self._log.need()
 
 
 def _is_restorable(args: tuple, overwritten: dict[int, Any]) -> bool:
@@ -270,21 +311,39 @@ class _Repeating(Scope):
         self._log = LogReader(tape.log, path)
 
     def answer(self, name: str, args: tuple) -> Any:
-        if kind_of(name) is Kind.ONCE or (kind_of(name) is Kind.WRITE and not self._repeats(args)):
+        kind = kind_of(name)
+        if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
             self._log.begins(name)
-            return self.reader.operator(name)
-        return NO_ANSWER
+            return self._recorded(name, args)
+        stand_in = self.stand_in(name) if kind is Kind.PLAIN else None
+        if stand_in is None:
+            return NO_ANSWER
+        self._log.begins(name)
+        self._log.left_out(name, args)
+        return stand_in
+
+    def stand_in(self, name: str) -> Tensor | None:
+        """What to give instead of the result of the operator that comes next; None: run it."""
+        return None
 
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         kind = kind_of(name)
         if kind is Kind.UNSEEN:
             return run(*args)
+        stand_in = self.stand_in(name) if kind is Kind.PLAIN else None
         self._log.begins(name)
+        if stand_in is not None:
+            self._log.left_out(name, arguments(args))
+            return stand_in
         if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
-            return self.reader.operator(name)
+            return self._recorded(name, args)
         result = run(*(on_copies_of_state(args) if kind is Kind.STATE else args))
-        self._log.ran(name, args, result)
+        self._log.ran(name, arguments(args), result)
         return result
+
+    def _recorded(self, name: str, args: tuple) -> Any:
+        with unseen():
+            return self.reader.operator(name, arguments(args))
 
     def _repeats(self, args: tuple) -> bool:
         return _is_restorable(args, self.overwritten)
@@ -336,6 +395,9 @@ class Replaying(_Repeating):
                 )
             self._values.append((placeholder, alias(tensor, tracked=False) if requires_grad(tensor) else tensor))
         return None  # the replay's own graph is dropped unread; holding the tensor there would keep all of them
+
+    def stand_in(self, name: str) -> Tensor | None:
+        return self._log.stand_in(name)
 
     def finish(self) -> None:
         """Check that the replay did all that the forward did; only then are its values given out."""

@@ -26,6 +26,8 @@ class RegionSpec:
     """With MUST_SWAP: asked once for every saved tensor, at the end of the cell, whether it goes to host."""
     determinism_check: str = "operators"
     """What a replay compares with its forward: `operators`, or their `values`, too."""
+    early_stop: bool = True
+    """Let a replay leave out operators after the last one that backward needs."""
     source: str = "decorator"
     """Who said so: `decorator`, `checkpoint_wrapper`, `policy.yaml: rule 2`."""
     path: str = ""
@@ -41,6 +43,8 @@ class RegionSpec:
             raise PolicyTypeError(f"swap_inputs must be a bool, but got {self.swap_inputs!r} ({self.source})")
         if self.tensor_policy is not None and not callable(self.tensor_policy):
             raise PolicyTypeError(f"policy_fn must be callable, but got {self.tensor_policy!r} ({self.source})")
+        if not isinstance(self.early_stop, bool):
+            raise PolicyTypeError(f"early_stop must be a bool, but got {self.early_stop!r} ({self.source})")
         if self.determinism_check not in DETERMINISM_CHECKS:
             raise PolicyError(
                 f"determinism_check must be one of {', '.join(DETERMINISM_CHECKS)}, but got "
@@ -84,7 +88,7 @@ def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
     Raises:
         PolicyError: The two contradict each other.
     """
-    same = ("policy", "swap_inputs", "context_fn", "tensor_policy", "determinism_check")
+    same = ("policy", "swap_inputs", "context_fn", "tensor_policy", "determinism_check", "early_stop")
     if all(getattr(new, name) == getattr(old, name) for name in same):
         return old
     if new.policy.replays and old.policy.swaps:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mindspore import Tensor
 
+from hyper_parallel.core.activation_memory.dropout import PackedDropout
 from hyper_parallel.core.activation_memory.operator_log import REMEDY, OperatorLog
 from hyper_parallel.core.activation_memory.trees import map_leaves
 from hyper_parallel.core.activation_memory.written import Written
@@ -45,19 +46,23 @@ class Tape:
     """Results in forward order, written once.
 
     Args:
-        values: The log takes a checksum of every result.
+        log: Where the operators of the same region are written; a new one by default.
     """
 
     __slots__ = ("_saved", "entries", "log")
 
-    def __init__(self, values: bool = False) -> None:
+    def __init__(self, log: OperatorLog | None = None) -> None:
         self.entries: list[tuple[str, Any]] = []
-        self.log = OperatorLog(values)
+        self.log = log or OperatorLog()
         self._saved: list[tuple[str, _Saved]] = []
 
     def write_operator(self, name: str, result: Any) -> None:
         """The result of an operator; autograd has not seen it yet, so that nothing about it is tracked."""
         self._write(f"operator {name}", result)
+
+    def write_dropout(self, name: str, dropout: PackedDropout) -> None:
+        """The result of a dropout operator."""
+        self.entries.append((f"operator {name}", dropout))
 
     def write_cell(self, path: str, output: Any, to_host: Any = None, wrote: Any = ()) -> None:
         """The output of a cell that runs once.
@@ -70,9 +75,10 @@ class Tape:
         """
         self._write(f"cell {path}", (output, tuple(wrote)), to_host)
 
-    def nested(self, path: str, values: bool = False) -> "Tape":
+    def nested(self, path: str, log: OperatorLog | None = None) -> "Tape":
         """The tape of a region inside this one."""
-        tape = Tape(values)
+        self.log.need()
+        tape = Tape(log)
         self.entries.append((f"region {path}", tape))
         return tape
 
@@ -91,6 +97,15 @@ class Tape:
         for _, saved in self._saved:
             if saved.is_reached(written):
                 saved.tensor = copy_of(saved.tensor)
+        for _, entry in self.entries:
+            if isinstance(entry, PackedDropout):
+                entry.rescue(written)
+
+    def pack(self) -> None:
+        """The region's forward has ended: keep what can be kept smaller."""
+        for _, entry in self.entries:
+            if isinstance(entry, PackedDropout):
+                entry.pack()
 
     def _write(self, what: str, tree: Any, to_host: Any = None) -> None:
         def saved(leaf: Any) -> Any:
@@ -119,9 +134,10 @@ class TapeReader:
         """What the forward did next; empty at the end."""
         return self._entries[self._next][0] if self._next < len(self._entries) else ""
 
-    def operator(self, name: str) -> Any:
-        """The result that the operator gave in forward."""
-        return map_leaves(_read, self._take(f"operator {name}"))
+    def operator(self, name: str, args: tuple = ()) -> Any:
+        """The result that the operator gave in forward, where its own arguments were the same."""
+        entry = self._take(f"operator {name}")
+        return entry.results(args[0]) if isinstance(entry, PackedDropout) else map_leaves(_read, entry)
 
     def cell(self, path: str) -> tuple[Any, Any]:
         """The output that the cell gave in forward, and the parameters that it wrote."""

@@ -63,7 +63,8 @@ def checkpoint(
         policy_fn: Operator policies; not in this version.
         context_fn: Called once per call; gives the context manager of the forward and that of the replay.
         group_swap: Accepted for compatibility: what is swapped always travels in groups.
-        early_stop: Accepted for compatibility: a replay never unwinds a forward by an exception.
+        early_stop: Let the replay leave out the operators after the last one that backward needs (it computes nothing
+            for them and gives tensors of the right shape); False runs every operator again.
         determinism_check: ``"operators"``, or ``"values"`` to compare checksums of results, too; see
             `activation_policy`.
         **kwargs: Keyword arguments of `function`.
@@ -87,7 +88,7 @@ def checkpoint(
         >>> print(ms.grad(lambda x: checkpoint(ops.tanh, x).sum())(x))
         [1. 1.]
     """
-    spec = _checkpoint_spec("checkpoint", swap_inputs, policy_fn, context_fn, determinism_check)
+    spec = _checkpoint_spec("checkpoint", swap_inputs, policy_fn, context_fn, determinism_check, early_stop)
     _check_keywords(function, _CHECKPOINT_KEYWORDS, "checkpoint")
     return region.run(spec, _name_of(function), function, function, args, kwargs)
 
@@ -135,6 +136,7 @@ def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
         given.get("policy_fn"),
         given.get("context_fn"),
         given.get("determinism_check", "operators"),
+        given.get("early_stop", True),
     )
     return _wrap(module, spec)
 
@@ -245,7 +247,9 @@ def not_replayed(hook: Callable[..., Any]) -> Callable[..., Any]:
     return PolicyCallable(hook, RegionSpec(CheckpointPolicy.MUST_SAVE, source="not_replayed"))
 
 
-def _checkpoint_spec(who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any, check: Any) -> RegionSpec:
+def _checkpoint_spec(
+    who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any, check: Any, early_stop: Any
+) -> RegionSpec:
     if policy_fn is not None:
         raise PolicyError(
             f"{who}: policy_fn (a policy for every operator) is not in this version; give the cells inside their own "
@@ -258,6 +262,7 @@ def _checkpoint_spec(who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any
         swap_inputs=swap_inputs,
         context_fn=context_fn,
         determinism_check=check,
+        early_stop=early_stop,
         source=who,
     )
 

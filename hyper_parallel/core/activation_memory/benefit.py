@@ -1,0 +1,78 @@
+"""Warning about replayed regions that can't lower the memory that training needs."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import Tensor
+
+from hyper_parallel.core.activation_memory.trees import leaves
+from hyper_parallel.core.errors import NoBenefitWarning
+from ms_ops.autograd import gradient_weights, is_parameter
+from ms_ops.tensors import storage_of
+
+_looked_at: set[str] = set()
+"""Regions, by path, that were measured: once is enough, since asking for a storage waits for the queue."""
+_warned: set[str] = set()
+
+
+class Benefit:
+    """What one call of a region keeps and what it frees.
+
+    Args:
+        path: The region.
+        arguments: What it is called with.
+    """
+
+    def __init__(self, path: str, arguments: Any) -> None:
+        self._path = path
+        self._inputs = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor) and not is_parameter(leaf)]
+        self._saved: dict[int, int] = {}
+
+    @classmethod
+    def of_new(cls, path: str, arguments: Any) -> "Benefit | None":
+        """Measure the first call of a region; None for later ones."""
+        if path in _looked_at:
+            return None
+        _looked_at.add(path)
+        return cls(path, arguments)
+
+    def saved(self, tensor: Tensor) -> None:
+        """Backward needs this tensor, which the region doesn't keep."""
+        if not is_parameter(tensor):
+            self._saved[storage_of(tensor)] = tensor.nbytes
+
+    def check(self, output: Any) -> None:
+        """The forward has ended: warn if nothing but inputs and outputs was saved, which live anyway."""
+        kept = {storage_of(tensor): tensor.nbytes for tensor in self._inputs}
+        given = {storage_of(leaf) for leaf in leaves(output) if isinstance(leaf, Tensor)}
+        freed = sum(size for storage, size in self._saved.items() if storage not in kept and storage not in given)
+        if not freed:
+            _warn(
+                self._path,
+                f"{self._path}: no benefit from recomputing it: it frees 0 bytes and keeps {sum(kept.values())} bytes "
+                f"of inputs; backward needs nothing of it but its inputs and outputs. Give the policy to a larger cell",
+            )
+
+
+def check_whole_net(path: str, parameters: Any, replayed_bytes: Callable[[], int]) -> None:
+    """A replay begins: warn if the region holds every weight that the gradient is taken of.
+
+    Args:
+        path: The region.
+        parameters: Ids of the `param_info` of every parameter that it reads.
+        replayed_bytes: Gives what the replay brings back at once, in bytes.
+    """
+    weights = () if path in _warned else gradient_weights()
+    if weights and all(id(weight.param_info) in parameters for weight in weights):
+        _warn(
+            path,
+            f"{path}: no benefit from recomputing it: it is the whole net, so that its replay brings back all "
+            f"{replayed_bytes()} bytes at once, at the peak. Give the policy to each of its blocks",
+        )
+
+
+def _warn(path: str, message: str) -> None:
+    if path not in _warned:
+        _warned.add(path)
+        warnings.warn(message, NoBenefitWarning, stacklevel=2)

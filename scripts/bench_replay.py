@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What it costs to make sure that a replay is exact, on the reference net of `bench_activation.py`.
 
-Thread time (CPU time of the calling thread) of a forward per operator: nothing, saved-tensor hooks that drop everything,
-a do-nothing `MsDispatchMode`, both, and a replayed region, whose forward records names, plain arguments, shapes and
-dtypes. The least of `--rounds` rounds counts: the machine is shared, and others only add.
+Thread time (CPU time of the calling thread) of a forward per operator: nothing, saved-tensor hooks that drop
+everything, a do-nothing `MsDispatchMode`, both, and a replayed region, whose forward records names, plain arguments,
+shapes and dtypes. The least of `--rounds` rounds counts: the machine is shared, and others only add.
 
 The fixed cost of one call of a block's region: looking at its Python state and tensors before the forward, sealing it,
 putting it back and checking for writes before the replay, and the listening wrappers of `ms_ops.writes`.
@@ -228,19 +228,11 @@ def main() -> None:
         os.chdir(out.parent)
     plain = statistics.median(seconds[1:])
     over = operators["replayed region"] - operators["both"]
+    beside = {name: operators["replayed region"] / operators[name] for name in ("both", "do-nothing MsDispatchMode")}
     recording = over * (counts["forward"] + counts["replay"]) * 1e-6 / plain
     guard = sum(calls.values()) * depth * 1e-6 / plain
     targets = [
-        Verdict(
-            "recorded operator / do-nothing mode and hooks",
-            2.5,
-            *[operators["replayed region"] / operators["both"]] * 2,
-        ),
-        Verdict(
-            "recorded operator / do-nothing mode",
-            2.5,
-            *[operators["replayed region"] / operators["do-nothing MsDispatchMode"]] * 2,
-        ),
+        *(Verdict(f"recorded operator / {name}", 2.5, value, value) for name, value in beside.items()),
         Verdict("recording, share of the reference step", 0.02, recording, recording),
         Verdict("state and guard, share of the reference step", 0.03, guard, guard),
         Verdict("replays / regions", 1.0, *[counts["replays"] / counts["regions"]] * 2),

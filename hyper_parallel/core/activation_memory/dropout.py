@@ -1,7 +1,7 @@
 """Dropout as a replay reads it: one bit for each element instead of a mask and a result in floating point.
 
-MindSpore's CPU kernel gives `x * mask * (1 / keep)`, computed in float32 for float16; the mask is 0 or 1. So the bits of
-the mask and the replay's own `x` give the same result, bit for bit. That is checked once for each `keep` and dtype,
+MindSpore's CPU kernel gives `x * mask * (1 / keep)`, computed in float32 for float16; the mask is 0 or 1. So the bits
+of the mask and the replay's own `x` give the same result, bit for bit. That is checked once for each `keep` and dtype,
 against what the kernel gave; what doesn't agree is kept as it is.
 """
 

@@ -59,8 +59,8 @@ class OperatorLog:
     """Operators in forward order.
 
     Note: [Operators that a replay needn't run]
-    Of the operators after the last one whose result backward needs, a replay asks only for shapes. Which one that is, is
-    known from the forward: every saved tensor, every value that was read on host, and every nested region needs all
+    Of the operators after the last one whose result backward needs, a replay asks only for shapes. Which one that is,
+    is known from the forward: every saved tensor, every value that was read on host, and every nested region needs all
     operators so far. A matrix product saves its factors, so that its own result isn't needed if its shape tells that
     what was saved is a factor.
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hyper_parallel.core.activation_memory.operator_log import OperatorLog
-from hyper_parallel.core.activation_memory.replay import Invocation, Repeated, offer_inputs
+from hyper_parallel.core.activation_memory.replay import Invocation, offer_inputs
+from hyper_parallel.core.activation_memory.replay_scopes import Repeated
 from hyper_parallel.core.activation_memory.scopes import Scope, current, entered, unseen
 from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapScope

@@ -16,48 +16,18 @@ from typing import Any
 from mindspore import Parameter, Tensor
 
 from hyper_parallel.core.activation_memory.benefit import Benefit, check_whole_net
-from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.changes import Watch, live
-from hyper_parallel.core.activation_memory.dropout import PackedDropout, PackedMask
-from hyper_parallel.core.activation_memory.operator_log import REMEDY, LogReader
+from hyper_parallel.core.activation_memory.operator_log import REMEDY
 from hyper_parallel.core.activation_memory.python_state import PythonState
-from hyper_parallel.core.activation_memory.scopes import Kept, Scope, entered, open_scopes, unseen
+from hyper_parallel.core.activation_memory.replay_scopes import Placeholder, Recording, Replaying
+from hyper_parallel.core.activation_memory.scopes import Kept, entered, open_scopes, unseen
 from hyper_parallel.core.activation_memory.state_providers import ProvidedState
-from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
+from hyper_parallel.core.activation_memory.tape import Tape
 from hyper_parallel.core.activation_memory.trees import leaves, map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import Ambient, alias, is_parameter, replay_recording, requires_grad
-from ms_ops.dispatch import (
-    NO_ANSWER,
-    Kind,
-    arguments,
-    is_old_primitive,
-    kind_of,
-    moving_statistics,
-    on_copies_of_state,
-    written_parameter,
-)
 from ms_ops.tensors import copy_of, rebind
-
-
-class Placeholder:
-    """What autograd holds instead of a saved tensor of a replayed region."""
-
-    __slots__ = ("__weakref__", "_invocation", "dtype", "shape", "value")
-
-    def __init__(self, invocation: "Invocation", tensor: Tensor) -> None:
-        self._invocation = invocation
-        self.shape = tensor.shape
-        self.dtype = tensor.dtype
-        self.value: Tensor | None = None
-
-    def get(self) -> Tensor:
-        """The saved tensor; the first one asked for replays the region."""
-        if self.value is None:
-            self._invocation.replay()
-        assert self.value is not None
-        return self.value
 
 
 class _Input:
@@ -123,7 +93,7 @@ class Invocation:
         self._inputs = offer_inputs(pack_input, args, kwargs)
         self.benefit = Benefit.of_new(self.path, (args, kwargs)) if pack_input is None else None
         live.add(self)
-        with entered(_Recording(self)), self._forward_context:
+        with entered(Recording(self)), self._forward_context:
             output = self._body(*args, **kwargs)
         self._state.seal()
         self.tape.pack()
@@ -214,199 +184,3 @@ class Invocation:
         finally:
             for parameter, tensor in present:
                 rebind(parameter, tensor)
-
-
-class _Recording(Scope):
-    """The forward of a replayed region: saved tensors become placeholders, what runs once goes onto the tape."""
-
-    records = True
-
-    def __init__(self, invocation: Invocation) -> None:
-        self.invocation = invocation
-        self.tape = invocation.tape
-        self._log = invocation.tape.log
-        self._keeps = False
-        self._packs_mask = False
-        self._mask: PackedMask | None = None
-
-    def pack(self, tensor: Tensor) -> Any:
-        if self._keeps:
-            return self._keep(tensor)
-        info = tensor.param_info
-        if info is not None:
-            self.invocation.watch.add_parameter(info)
-        self._log.saved(tensor)
-        if self.invocation.benefit is not None:
-            self.invocation.benefit.saved(tensor)
-        placeholder = Placeholder(self.invocation, tensor)
-        self.invocation.placeholders.append(weakref.ref(placeholder))
-        return placeholder
-
-    def _keep(self, tensor: Tensor) -> Any:
-        if not self._packs_mask or self._mask is not None:
-            return Kept(tensor)
-        self._mask = PackedMask(tensor)
-        return self._mask
-
-    def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
-        kind = kind_of(name)
-        if kind is Kind.PLAIN:
-            placed = len(self.invocation.placeholders)
-            result = run(*args)
-            self._log.write(name, arguments(args), result)
-            if len(self.invocation.placeholders) != placed:
-                self._log.need()  # an old primitive, which saves while it runs: perhaps its own result
-            return result
-        if kind is Kind.UNSEEN:
-            return run(*args)
-        if kind is Kind.ONCE or (kind is Kind.WRITE and not _is_restorable(args, self.invocation.overwritten)):
-            return self._once(name, run, args)
-        if kind is Kind.STATE:
-            for statistic in moving_statistics(args):
-                if is_parameter(statistic):
-                    self.invocation.watch.updates(statistic.param_info)
-        result = run(*args)
-        self._log.write(name, arguments(args), result)
-        self._log.need()
-        return result
-
-    def _once(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
-        self._keeps = is_old_primitive(args)  # what the replay won't save again is kept as it is
-        self._packs_mask = self._keeps and PackedDropout.suits(name, args)
-        self._mask = None
-        try:
-            result = run(*args)
-        finally:
-            self._keeps = False
-        self._log.write_once(name)
-        if self._packs_mask:
-            self.tape.write_dropout(name, PackedDropout(args, result, self._mask or PackedMask(result[1])))
-        else:
-            self.tape.write_operator(name, result)
-        return result
-
-    def wrote(self, written: Written) -> None:
-        self._log.need()
-        self.invocation.write_inside(written)
-
-    def reads_on_host(self) -> None:
-        self._log.need()
-
-
-def _is_restorable(args: tuple, overwritten: dict[int, Any]) -> bool:
-    """Whether a write may run again: into a temporary, or into a parameter that the replay has a copy of."""
-    info = written_parameter(args)
-    return info is None or id(info) in overwritten
-
-
-class _Repeating(Scope):
-    """Runs operators again, reading from a tape what ran once."""
-
-    replays = True
-
-    def __init__(self, tape: Tape, path: str, overwritten: dict[int, Any]) -> None:
-        self.path = path
-        self.overwritten = overwritten
-        self.reader = TapeReader(tape, path)
-        self._log = LogReader(tape.log, path)
-
-    def answer(self, name: str, args: tuple) -> Any:
-        kind = kind_of(name)
-        if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
-            self._log.begins(name)
-            return self._recorded(name, args)
-        stand_in = self.stand_in(name) if kind is Kind.PLAIN else None
-        if stand_in is None:
-            return NO_ANSWER
-        self._log.begins(name)
-        self._log.left_out(name, args)
-        return stand_in
-
-    def stand_in(self, name: str) -> Tensor | None:
-        """What to give instead of the result of the operator that comes next; None: run it."""
-        return None
-
-    def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
-        kind = kind_of(name)
-        if kind is Kind.UNSEEN:
-            return run(*args)
-        stand_in = self.stand_in(name) if kind is Kind.PLAIN else None
-        self._log.begins(name)
-        if stand_in is not None:
-            self._log.left_out(name, arguments(args))
-            return stand_in
-        if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
-            return self._recorded(name, args)
-        result = run(*(on_copies_of_state(args) if kind is Kind.STATE else args))
-        self._log.ran(name, arguments(args), result)
-        return result
-
-    def _recorded(self, name: str, args: tuple) -> Any:
-        with unseen():
-            return self.reader.operator(name, arguments(args))
-
-    def _repeats(self, args: tuple) -> bool:
-        return _is_restorable(args, self.overwritten)
-
-    def wrote(self, written: Written) -> None:
-        if written.parameter is not None and id(written.parameter) not in self.overwritten:
-            raise ReplayMismatchError(
-                f"{self.path}: the replay writes {written} by {written.how}{call_site()}, which the forward did not "
-                f"write; {REMEDY}"
-            )
-
-    def finish(self) -> None:
-        """Check that the replay did all that the forward did."""
-        self._log.finish()
-        self.reader.finish()
-
-
-class Repeated(_Repeating):
-    """A nested region inside the replay of an enclosing one: only its output is needed, nothing of it is saved."""
-
-    def pack(self, tensor: Tensor) -> Any:
-        return None
-
-
-class Replaying(_Repeating):
-    """The replay of a region: what autograd saves now is what the placeholders of the forward stand for."""
-
-    def __init__(self, invocation: Invocation) -> None:
-        super().__init__(invocation.tape, invocation.path, invocation.overwritten)
-        self._invocation = invocation
-        self._next = 0
-        self._values: list[tuple[Placeholder, Tensor]] = []
-
-    def pack(self, tensor: Tensor) -> Any:
-        placeholders, index = self._invocation.placeholders, self._next
-        self._next += 1
-        if index >= len(placeholders):
-            raise ReplayMismatchError(
-                f"{self.path}: the replay saves more than the {len(placeholders)} tensors that the forward "
-                f"saved; the first one too many has shape {tensor.shape} and dtype {tensor.dtype}; {REMEDY}"
-            )
-        placeholder = placeholders[index]()
-        if placeholder is not None:
-            if placeholder.shape != tensor.shape or placeholder.dtype != tensor.dtype:
-                raise ReplayMismatchError(
-                    f"{self.path}: saved tensor {index + 1} of {len(placeholders)} has shape "
-                    f"{tensor.shape} and dtype {tensor.dtype} in the replay, but shape {placeholder.shape} and dtype "
-                    f"{placeholder.dtype} in the forward; {REMEDY}"
-                )
-            self._values.append((placeholder, alias(tensor, tracked=False) if requires_grad(tensor) else tensor))
-        return None  # the replay's own graph is dropped unread; holding the tensor there would keep all of them
-
-    def stand_in(self, name: str) -> Tensor | None:
-        return self._log.stand_in(name)
-
-    def finish(self) -> None:
-        """Check that the replay did all that the forward did; only then are its values given out."""
-        super().finish()
-        count = len(self._invocation.placeholders)
-        if self._next != count:
-            raise ReplayMismatchError(
-                f"{self.path}: the replay saved {self._next} tensors, but the forward saved {count}; {REMEDY}"
-            )
-        for placeholder, value in self._values:
-            placeholder.value = value
-        self._values.clear()

@@ -1,0 +1,223 @@
+"""Holders: things of Python that hold values, what they held when a region began, and holding that again."""
+
+import collections
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from ms_ops.autograd import alias, requires_grad
+
+_CELLS_OWN = frozenset(vars(nn.Cell())) - {"training"}
+"""Attributes that every cell has: MindSpore's own business."""
+_ABSENT = object()
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+
+Function = Callable[[Any], Any]
+
+
+class Holder:
+    """Something that holds values, and what it held when the region began."""
+
+    __slots__ = ("before", "owner", "what")
+
+    def __init__(self, owner: Any, what: str) -> None:
+        self.owner = owner
+        self.what = what
+        self.before: Any = None
+
+    def children(self) -> Any:
+        """The values that are held, with a name each."""
+        return ()
+
+    def seal(self) -> None:
+        """The forward has ended."""
+
+    def map(self, function: Function) -> None:
+        """Apply `function` to every value that was held."""
+
+    def restore(self) -> Callable[[], None] | None:
+        """Hold again what was held; gives what undoes that, if there was anything to do."""
+        raise NotImplementedError
+
+
+class Namespace(Holder):
+    """Attributes of a cell or an object, or variables of a module."""
+
+    __slots__ = ("_changed", "_names", "_whole")
+
+    def __init__(self, owner: dict[str, Any], what: str, names: tuple[str, ...] | None = None) -> None:
+        super().__init__(owner, what)
+        self._names = names
+        self._changed: frozenset[str] = frozenset()
+        self._whole = False
+        self.before = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        if self._names is None:
+            return {name: value for name, value in self.owner.items() if name not in _CELLS_OWN}
+        return {name: self.owner[name] for name in self._names if name in self.owner}
+
+    def children(self) -> Any:
+        return ((f"{self.what}.{name}" if self.what else name, value) for name, value in self.before.items())
+
+    def seal(self) -> None:
+        now, before = self._read(), self.before
+        self._changed = frozenset(
+            name for name in {**before, **now} if before.get(name, _ABSENT) is not now.get(name, _ABSENT)
+        )
+        self._whole = any(_is_data(before.get(name)) or _is_data(now.get(name)) for name in self._changed)
+
+    def map(self, function: Function) -> None:
+        self.before = {name: function(value) for name, value in self.before.items()}
+
+    def restore(self) -> Callable[[], None] | None:
+        now = self._read()
+        wanted = {name: self.before.get(name, _ABSENT) for name in self._changed} if self._whole else {}
+        for name, value in self.before.items():
+            if name not in self._changed and (name == "training" or _is_data(value)):
+                wanted[name] = value
+        differs = {name: value for name, value in wanted.items() if now.get(name, _ABSENT) is not value}
+        if not differs:
+            return None
+        self._write(differs)
+        return lambda: self._write({name: now.get(name, _ABSENT) for name in differs})
+
+    def _write(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if value is _ABSENT:
+                self.owner.pop(name, None)
+            else:
+                self.owner[name] = value
+
+
+class Closed(Holder):
+    """A variable that a function closes over."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Any, what: str) -> None:
+        super().__init__(owner, what)
+        self.before = self._read()
+
+    def _read(self) -> Any:
+        try:
+            return self.owner.cell_contents
+        except ValueError:  # not bound yet
+            return _ABSENT
+
+    def children(self) -> Any:
+        return ((self.what, self.before),)
+
+    def map(self, function: Function) -> None:
+        self.before = function(self.before)
+
+    def restore(self) -> Callable[[], None] | None:
+        now, before = self._read(), self.before
+        if now is before or not _is_data(before):
+            return None
+        self.owner.cell_contents = before
+        return lambda: setattr(self.owner, "cell_contents", now)
+
+
+class Collection(Holder):
+    """A list, dict, set or deque."""
+
+    __slots__ = ("_holds_tensors",)
+
+    def __init__(self, owner: Any, what: str) -> None:
+        super().__init__(owner, what)
+        self.before = self._read()
+        self._holds_tensors = False
+
+    def _read(self) -> Any:
+        return dict(self.owner) if isinstance(self.owner, dict) else list(self.owner)
+
+    def children(self) -> Any:
+        values = self.before.items() if isinstance(self.before, dict) else enumerate(self.before)
+        return ((f"{self.what}[{key!r}]", value) for key, value in values)
+
+    def seal(self) -> None:
+        self._holds_tensors = any(_is_data(value) for held in (self.before, self._read()) for value in values_of(held))
+
+    def map(self, function: Function) -> None:
+        if isinstance(self.before, dict):
+            self.before = {key: function(value) for key, value in self.before.items()}
+        else:
+            self.before = [function(value) for value in self.before]
+
+    def restore(self) -> Callable[[], None] | None:
+        if not self._holds_tensors:
+            return None
+        now = self._read()
+        self._write(self.before)
+        return lambda: self._write(now)
+
+    def _write(self, held: Any) -> None:
+        self.owner.clear()
+        if isinstance(self.owner, (list, collections.deque)):
+            self.owner.extend(held)
+        else:
+            self.owner.update(held)
+
+
+class Array(Holder):
+    """A numpy array."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: np.ndarray, what: str) -> None:
+        super().__init__(owner, what)
+        self.before = owner.copy()
+
+    def restore(self) -> Callable[[], None] | None:
+        if self.owner.tobytes() == self.before.tobytes():
+            return None
+        now = self.owner.copy()
+        self.owner[...] = self.before
+        return lambda: np.copyto(self.owner, now)
+
+
+class Generator(Holder):
+    """A random generator of numpy's or Python's that isn't the global one."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Any, what: str) -> None:
+        super().__init__(owner, what)
+        self.before = self._read()
+
+    def _read(self) -> Any:
+        if isinstance(self.owner, np.random.Generator):
+            return self.owner.bit_generator.state
+        return self.owner.get_state() if isinstance(self.owner, np.random.RandomState) else self.owner.getstate()
+
+    def restore(self) -> Callable[[], None] | None:
+        now = self._read()
+        self._write(self.before)
+        return lambda: self._write(now)
+
+    def _write(self, state: Any) -> None:
+        if isinstance(self.owner, np.random.Generator):
+            self.owner.bit_generator.state = state
+        elif isinstance(self.owner, np.random.RandomState):
+            self.owner.set_state(state)
+        else:
+            self.owner.setstate(state)
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray))
+
+
+def values_of(held: Any) -> Any:
+    """The values of a copy of a collection."""
+    return held.values() if isinstance(held, dict) else held
+
+
+def without_history(value: Any) -> Any:
+    """A result of an operator would keep its graph while it waits."""
+    tracked = isinstance(value, Tensor) and not isinstance(value, Parameter) and requires_grad(value)
+    return alias(value, tracked=True) if tracked else value

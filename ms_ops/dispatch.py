@@ -141,6 +141,18 @@ def kind_of(name: str) -> Kind:
     return kind
 
 
+def why_not_repeated(name: str) -> str:
+    """Why a replay may not run the operator of this dispatch name again; empty if it may."""
+    kind = kind_of(name)
+    if name == "Print":
+        return "prints"
+    if kind is Kind.ONCE:
+        return "is random"
+    if kind is Kind.STATE:
+        return "updates moving statistics"
+    return "writes a parameter" if name.startswith("Assign") else ""
+
+
 def written_parameter(args: tuple) -> Any:
     """The `param_info` of the parameter that an operator of kind WRITE writes; None if it writes a temporary."""
     own = arguments(args)

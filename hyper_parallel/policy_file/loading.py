@@ -27,6 +27,7 @@ _EXPECTED = {
     "policy": f"one of {', '.join(POLICY_NAMES)}",
     "swap_inputs": "true or false",
     "determinism_check": "operators or values",
+    "ops": "a mapping from operators to policies",
     "swap": f"a mapping with any of {', '.join(SwapSettings.model_fields)}",
     "size": "a whole number of bytes or a string like '32MiB'",
     "folder": "the path of a folder",

@@ -21,6 +21,7 @@ from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file.patterns import parse_pattern
+from ms_ops.dispatch import why_not_repeated
 
 POLICY_NAMES = tuple(policy.name.lower() for policy in CheckpointPolicy)
 
@@ -93,6 +94,24 @@ class Rule(BaseModel):
     determinism_check: Literal["operators", "values"] = "operators"
     """What a replay compares with its forward: operators (names, order, plain arguments, shapes, dtypes), or the values
     of their results, too, at the cost of waiting for each. Only with must_recompute or prefer_recompute."""
+
+    ops: dict[StrictStr, Policy] = Field(default_factory=dict)
+    """Policies of operators: not in this version, any is an error. One that could never be honoured is told apart."""
+
+    @field_validator("ops")
+    @classmethod
+    def _none_yet(cls, value: dict[str, CheckpointPolicy]) -> dict[str, CheckpointPolicy]:
+        for name, policy in value.items():
+            why = why_not_repeated(name)
+            if why and policy is CheckpointPolicy.MUST_RECOMPUTE:
+                raise ValueError(
+                    f"{name} can't be must_recompute: it {why}, so that running it again would give other numbers; a "
+                    f"replay reads what it gave in the forward, without any rule. Leave it out, or say must_save"
+                )
+        raise ValueError(
+            "policies of operators are not in this version; give the cells inside their own policies, for example "
+            "must_save on those that are to run once"
+        )
 
     @field_validator("determinism_check")
     @classmethod

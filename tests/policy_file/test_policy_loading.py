@@ -32,6 +32,8 @@ def rules(draw: st.DrawFn) -> dict[str, Any]:
     replays = CheckpointPolicy[rule["policy"].upper()].replays
     if draw(st.booleans()):
         rule["swap_inputs"] = draw(st.booleans()) and replays
+    if draw(st.booleans()) and replays:
+        rule["determinism_check"] = draw(st.sampled_from(["operators", "values"]))
     return rule
 
 
@@ -197,7 +199,20 @@ def test_yaml_runs_no_code(write: Write, tmp_path: Path) -> None:
         ({"version": 1, "rules": [{"policy": "must_save"}]}, "rule 1, cells is missing, expected a dotted path"),
         ({"version": 1, "swap": None}, "swap: got None, expected a mapping with any of tier"),
         (with_rule(polcy="must_save"), "rule 1, polcy: unknown key (its value: 'must_save'); did you mean 'policy'?"),
-        (with_rule(ops={}), "rule 1, ops: unknown key (its value: {}); known are cells, policy, swap_inputs"),
+        (with_rule(ops={}), "rule 1, ops: got {}, policies of operators are not in this version"),
+        (with_rule(ops={"MatMul": "must_save"}), "policies of operators are not in this version"),
+        (
+            with_rule(ops={"Dropout": "must_recompute"}),
+            "Dropout can't be must_recompute: it is random, so that running it again would give other numbers",
+        ),
+        (with_rule(ops={"BatchNorm": "must_recompute"}), "it updates moving statistics"),
+        (with_rule(ops={"Assign": "must_recompute"}), "it writes a parameter"),
+        (with_rule(ops={"Print": "must_recompute"}), "it prints"),
+        (with_rule(determinism_check="all"), "determinism_check: got 'all', expected 'operators' or 'values'"),
+        (
+            with_rule(policy="must_swap", determinism_check="values"),
+            "determinism_check: got 'values', expected a policy that replays",
+        ),
         (with_rule(cells=["0-5"]), "rule 1, cells: got ['0-5'], expected a dotted path such as 'layers.*.mlp', in q"),
         (with_rule(cells="a..b"), "rule 1, cells: malformed pattern 'a..b': a segment is empty"),
         (with_rule(policy="must_recompue"), "did you mean 'must_recompute'"),

@@ -25,8 +25,7 @@ from hyper_parallel import (
     checkpoint_wrapper,
     load_policy,
 )
-from hyper_parallel.core.activation_memory.attach import spec_of
-from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
 
 MUST_RECOMPUTE, MUST_SWAP = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SWAP
 

@@ -7,7 +7,7 @@ shapes and dtypes of its results. Plain arguments catch a Python number that dif
 from collections.abc import Iterable
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.errors import ReplayMismatchError
@@ -100,11 +100,18 @@ class OperatorLog:
 
 
 class LogReader:
-    """Compares a replay with the log of its forward, operator by operator."""
+    """Compares a replay with the log of its forward, operator by operator.
 
-    __slots__ = ("_entries", "_needed", "_next", "_path", "_values")
+    Args:
+        log: The log.
+        path: The region, for messages.
+        cells: The cells inside, with their paths below it.
+    """
 
-    def __init__(self, log: OperatorLog, path: str) -> None:
+    __slots__ = ("_cells", "_entries", "_needed", "_next", "_path", "_values")
+
+    def __init__(self, log: OperatorLog, path: str, cells: Iterable[tuple[str, nn.Cell]] = ()) -> None:
+        self._cells = cells
         self._entries = log.entries
         self._values = log.values
         self._needed = len(log.entries) if log.all_needed else log.needed
@@ -117,8 +124,8 @@ class LogReader:
         self._next = index + 1
         if index >= len(self._entries):
             raise ReplayMismatchError(
-                f"{self._path}: the replay runs {name} as operator {index + 1}{call_site()}, but the forward ran only "
-                f"{len(self._entries)} operators; {REMEDY}"
+                f"{self._path}: the replay runs {name} as operator {index + 1}{call_site(self._cells)}, but the "
+                f"forward ran only {len(self._entries)} operators; {REMEDY}"
             )
         if self._entries[index][0] != name:
             raise self._differs(name, describe(self._entries[index]))
@@ -158,8 +165,8 @@ class LogReader:
 
     def _differs(self, found: str, expected: str) -> ReplayMismatchError:
         return ReplayMismatchError(
-            f"{self._path}: operator {self._next} of {len(self._entries)} is {found} in the replay{call_site()}, but "
-            f"{expected} in the forward; {REMEDY}"
+            f"{self._path}: operator {self._next} of {len(self._entries)} is {found} in the "
+            f"replay{call_site(self._cells)}, but {expected} in the forward; {REMEDY}"
         )
 
 

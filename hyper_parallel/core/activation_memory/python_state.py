@@ -89,8 +89,8 @@ class PythonState:
     def __init__(self, owner: Any, arguments: Any) -> None:
         self._holders: list[Holder] = []
         self._seen: set[int] = set()
-        self.cells: list[nn.Cell] = []
-        """The cells that run inside."""
+        self.cells: list[tuple[str, nn.Cell]] = []
+        """The cells that run inside, with their paths below the owner."""
         self.tensors: list[tuple[str, Tensor]] = []
         """The tensors that were found, with where: attributes, closed-over variables, items."""
         self._visit("", owner)
@@ -170,7 +170,7 @@ class PythonState:
         spec = spec_of(cell)
         if self.cells and spec is not None and (spec.policy.saves or spec.policy.swaps):
             return  # runs once
-        self.cells.append(cell)
+        self.cells.append((what or type(cell).__name__, cell))
         self._hold(Namespace(cell.__dict__, what or type(cell).__name__))
         for name, child in cell._cells.items():
             if child is not None and id(child) not in self._seen:

@@ -63,7 +63,7 @@ def _again(scope: Any, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
                 rebind(parameter, copy_of(value))
         return output
     offer_inputs(scope.offer, args, kwargs)
-    repeated = Repeated(scope.reader.nested(path), path, scope.overwritten)
+    repeated = Repeated(scope.reader.nested(path), path, scope.overwritten, scope.cells)
     with entered(repeated):
         output = body(*args, **kwargs)
     repeated.finish()

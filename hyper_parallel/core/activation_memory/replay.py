@@ -113,10 +113,15 @@ class Invocation:
         self._state = PythonState(self._owner, objects)
         for what, tensor in self._state.tensors:
             self.watch.add(what, tensor)
-        for cell in self._state.cells:
-            for parameter in cell._params.values():
+        for path, cell in self._state.cells:
+            for name, parameter in cell._params.items():
                 if parameter is not None:
-                    self.watch.add("the parameter", parameter)
+                    self.watch.add(f"{path}.{name}", parameter)
+
+    @property
+    def cells(self) -> Any:
+        """The cells that run inside, with their paths below the region."""
+        return self._state.cells
 
     # ---- writes, see Note: [Changed underneath]
 

@@ -136,11 +136,12 @@ class _Repeating(Scope):
 
     replays = True
 
-    def __init__(self, tape: Tape, path: str, overwritten: dict[int, Any]) -> None:
+    def __init__(self, tape: Tape, path: str, overwritten: dict[int, Any], cells: Any) -> None:
         self.path = path
+        self.cells = cells
         self.overwritten = overwritten
         self.reader = TapeReader(tape, path)
-        self._log = LogReader(tape.log, path)
+        self._log = LogReader(tape.log, path, cells)
 
     def answer(self, name: str, args: tuple) -> Any:
         kind = kind_of(name)
@@ -204,7 +205,7 @@ class Replaying(_Repeating):
     """The replay of a region: what autograd saves now is what the placeholders of the forward stand for."""
 
     def __init__(self, invocation: "Invocation") -> None:
-        super().__init__(invocation.tape, invocation.path, invocation.overwritten)
+        super().__init__(invocation.tape, invocation.path, invocation.overwritten, invocation.cells)
         self._invocation = invocation
         self._next = 0
         self._values: list[tuple[Placeholder, Tensor]] = []

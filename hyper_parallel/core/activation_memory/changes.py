@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from hyper_parallel.core.activation_memory.call_site import call_site
-from hyper_parallel.core.activation_memory.scopes import current, kept_tensors, open_scopes
+from hyper_parallel.core.activation_memory.scopes import current, open_scopes, watched
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import is_parameter
@@ -135,7 +135,7 @@ class _Live:
 
     @property
     def active(self) -> bool:
-        return bool(self._invocations) or bool(kept_tensors)
+        return bool(self._invocations) or bool(watched)
 
     def writes(self, tensor: Tensor, how: str, rebinds: bool) -> None:
         written = Written(tensor, how, rebinds)
@@ -151,10 +151,10 @@ class _Live:
                 what = invocation.finds(written)
                 if what is not None:
                     invocation.watch.write(what, written)
-        for ref in list(kept_tensors.values()):
-            kept = ref()
-            if kept is not None:
-                kept.wrote(written)
+        for ref in list(watched.values()):
+            one = ref()
+            if one is not None:
+                one.wrote(written)
 
     def exposes(self, tensor: Tensor, array: np.ndarray) -> None:
         begin = address_of(array)

@@ -19,11 +19,43 @@ from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, gradient_depth, is_parameter, requires_grad, saved_tensors_hooks
 from ms_ops.dispatch import NO_ANSWER, Interception
 
-kept_tensors: "dict[int, weakref.ref[Kept]]" = {}
-"""Every `Kept` that holds something which may be written."""
+watched: "dict[int, weakref.ref[Watched]]" = {}
+"""Every live `Watched` that asked to hear of writes, by its id."""
 
 
-class Kept:
+class Watched:
+    """Holds a tensor that backward will read, and hears of writes into it.
+
+    MindSpore compares versions of saved tensors only where there are no saved-tensor hooks.
+    """
+
+    __slots__ = ("__weakref__", "changed")
+
+    def __init__(self) -> None:
+        self.changed = ""
+        """Who wrote into the tensor since."""
+        key = id(self)
+        watched[key] = weakref.ref(self, lambda _: watched.pop(key, None))  # runs on MindSpore's threads, too
+
+    def is_reached(self, written: Written) -> bool:
+        """Whether the write changes what is held."""
+        raise NotImplementedError
+
+    def wrote(self, written: Written) -> None:
+        """A tensor is about to be written."""
+        if not self.changed and self.is_reached(written):
+            self.changed = (
+                f"a tensor that backward needs {written} was written by {written.how}{call_site()} before backward has "
+                f"read it; write into a copy"
+            )
+
+    def check(self) -> None:
+        """Raise ReplayMismatchError if what is held was written."""
+        if self.changed:
+            raise ReplayMismatchError(self.changed)
+
+
+class Kept(Watched):
     """A saved tensor that stays on the device.
 
     Note: [Never hand a saved tensor back]
@@ -31,33 +63,22 @@ class Kept:
     2.10): a result holds its node, the node what the hook returned. An alias without history has no node.
     """
 
-    __slots__ = ("__weakref__", "_tensor", "changed")
+    __slots__ = ("_tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
+        if is_parameter(tensor):
+            self.changed = ""  # its user writes it on purpose, and plain reads what is written
+        else:
+            super().__init__()
         self._tensor = alias(tensor, tracked=False) if requires_grad(tensor) and not is_parameter(tensor) else tensor
-        self.changed = ""
-        """Who wrote into the tensor since."""
-        if not is_parameter(tensor):
-            key = id(self)
-            kept_tensors[key] = weakref.ref(self, lambda _: kept_tensors.pop(key, None))
 
     def get(self) -> Tensor:
-        """The tensor.
-
-        Raises:
-            ReplayMismatchError: It was written since; MindSpore's own check ends where saved-tensor hooks are used.
-        """
-        if self.changed:
-            raise ReplayMismatchError(self.changed)
+        """The tensor."""
+        self.check()
         return self._tensor
 
-    def wrote(self, written: Written) -> None:
-        """A tensor is about to be written: perhaps this one."""
-        if written.reaches(self._tensor):
-            self.changed = (
-                f"a tensor that backward needs {written} is written by {written.how}{call_site()} before backward has "
-                f"read it; write into a copy"
-            )
+    def is_reached(self, written: Written) -> bool:
+        return written.reaches(self._tensor)
 
 
 class Scope:

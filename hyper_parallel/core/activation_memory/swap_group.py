@@ -13,28 +13,38 @@ from typing import Any
 from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.activation_memory.scopes import Kept, Scope
+from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched
 from hyper_parallel.core.activation_memory.swap_tensor import SwapTensor
+from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import PolicyError
 from ms_ops.autograd import is_parameter
+from ms_ops.tensors import address_of
 
 
-class SwapHandle:
+class SwapHandle(Watched):
     """What holds one saved tensor's place; many may share one `SwapTensor`."""
 
-    __slots__ = ("__weakref__", "engine", "entry", "tensor")
+    __slots__ = ("engine", "entry", "tensor")
 
     def __init__(self, engine: Any, tensor: Tensor) -> None:
+        super().__init__()
         self.engine = engine
         self.tensor: Tensor | None = tensor
         self.entry: SwapTensor | None = None
 
     def get(self) -> Tensor:
         """The tensor, loaded if it has to be."""
+        self.check()
         if self.entry is None:
             assert self.tensor is not None
             return self.tensor  # kept, or its group is still open
         return self.engine.fetch(self.entry)
+
+    def is_reached(self, written: Written) -> bool:
+        if self.tensor is not None:
+            return written.reaches(self.tensor)
+        array = self.entry.array_to_copy if self.entry is not None else None
+        return array is not None and written.reaches_storage(address_of(array))
 
     def __del__(self) -> None:
         # runs on MindSpore's threads: appending to a deque is all that is safe here

@@ -78,6 +78,11 @@ class SwapTensor:
         """A copy thread works on it: the slot stays taken until it is done."""
         self.error: BaseException | None = None
 
+    @property
+    def array_to_copy(self) -> np.ndarray | None:
+        """The bytes on the device that are, or are not yet, on their way to host."""
+        return self.array if self.state in (SwapState.RESIDENT, SwapState.OFFLOADING) else None
+
     def move(self, to: SwapState) -> None:
         """Change the state.
 

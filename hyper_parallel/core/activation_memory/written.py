@@ -31,9 +31,15 @@ class Written:
             return self.parameter is not None and other.param_info is self.parameter
         if self._rebinds or other.dtype != self.tensor.dtype:
             return False
+        return self.reaches_storage(storage_of(other))
+
+    def reaches_storage(self, storage: int) -> bool:
+        """Whether the tensor whose storage begins here is written; 0 is none."""
+        if self._rebinds or self.parameter is not None:
+            return False
         if self._storage is None:
             self._storage = storage_of(self.tensor)
-        return self._storage != 0 and self._storage == storage_of(other)
+        return self._storage != 0 and self._storage == storage
 
     def __str__(self) -> str:
         name = f"parameter {self.tensor.name}, " if isinstance(self.tensor, Parameter) else ""

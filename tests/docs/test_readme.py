@@ -25,6 +25,15 @@ def test_python_examples_run_one_after_the_other(readme, capsys):
     assert "must_recompute + swapped inputs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_examples_of_a_page_run_one_after_the_other(page):
+    names: dict = {"__name__": "page"}
+    examples = blocks(f"docs/{page}", "python")
+    assert examples
+    for code in examples:
+        exec(compile(code, page, "exec"), names)
+
+
 @pytest.mark.parametrize("readme", READMES)
 def test_the_policy_file_applies_to_a_net_with_eight_layers(readme):
     class Layer(nn.Cell):

@@ -91,6 +91,16 @@ def arguments(args: tuple) -> tuple:
     return args
 
 
+def parameters_read(args: tuple) -> list[Any]:
+    """The `param_info` of every parameter among an operator's arguments; those in a tuple or list, too."""
+    found = []
+    for argument in arguments(args):
+        for tensor in argument if isinstance(argument, (tuple, list)) else (argument,):
+            if isinstance(tensor, Tensor) and tensor.param_info is not None:
+                found.append(tensor.param_info)
+    return found
+
+
 def with_arguments(args: tuple, new: tuple) -> tuple:
     """`args` with the operator's own arguments replaced."""
     if len(args) == 3 and isinstance(args[1], str) and isinstance(args[2], (tuple, list)):

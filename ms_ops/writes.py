@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.ops import primitive as _primitive
@@ -101,7 +100,6 @@ def observe(observer: Observer) -> None:
         setattr(Tensor, name, _reading(getattr(Tensor, name)))
     Tensor.asnumpy = _exposing(Tensor.asnumpy)
     Tensor.from_numpy = staticmethod(_wrapping(Tensor.from_numpy))
-    ms.from_numpy = Tensor.from_numpy
     for module, name in _OPTIMIZERS:
         optimizer = getattr(import_module(module), name)
         optimizer.__call__ = _stepping(optimizer.__call__)

@@ -14,7 +14,7 @@ import weakref
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.scopes import current, open_scopes, watched
@@ -36,24 +36,21 @@ class Watch:
         self._path = path
         self._changed = ""
         self._tensors: list[tuple[str, weakref.ref[Tensor]]] = []
-        self.parameters: dict[int, tuple[str, Any]] = {}
-        """By the id of their `param_info`: what they are, and that object, so that the id stays taken."""
+        self.parameters: dict[int, Any] = {}
+        """The `param_info` of parameters that are read, by their id, which stays taken as long as they are here."""
         self._updated: dict[int, Any] = {}
         self._checks: dict[int, tuple[str, weakref.ref[Tensor], int]] = {}
 
     def add(self, what: str, tensor: Tensor) -> None:
-        """Watch a tensor; `what` names it in messages."""
-        info = tensor.param_info
-        if info is not None:
-            self.parameters[id(info)] = what, info
-        if info is None or isinstance(tensor, Parameter):
+        """Watch a tensor that the region can reach; `what` names it in messages."""
+        if not is_parameter(tensor):
             self._tensors.append((what, weakref.ref(tensor)))
-            if is_exposed(tensor):
-                self._check(what, tensor)
+        if is_exposed(tensor):
+            self._check(what, tensor)
 
     def add_parameter(self, info: Any) -> None:
-        """Watch a parameter that an operator has saved."""
-        self.parameters.setdefault(id(info), ("a parameter", info))
+        """Watch a parameter that an operator has read."""
+        self.parameters.setdefault(id(info), info)
 
     def updates(self, info: Any) -> None:
         """The region itself changes this parameter."""
@@ -62,8 +59,7 @@ class Watch:
     def finds(self, written: Written) -> str | None:
         """What the written tensor is for the region, if it is watched."""
         if written.parameter is not None:
-            found = self.parameters.get(id(written.parameter))
-            return found[0] if found else None
+            return "a weight" if id(written.parameter) in self.parameters else None
         for what, ref in self._tensors:
             tensor = ref()
             if tensor is not None and written.reaches(tensor):
@@ -79,8 +75,12 @@ class Watch:
                 f"backward, write into a copy, or give the cell the policy MUST_SAVE"
             )
 
-    def expose(self, begin: int, end: int) -> None:
-        """An array over these addresses is given out."""
+    def expose(self, exposed: Tensor, begin: int, end: int) -> None:
+        """An array over the bytes of a tensor, which are at these addresses, is given out."""
+        if is_parameter(exposed):
+            if id(exposed.param_info) in self.parameters:
+                self._check("a weight", exposed)
+            return
         for what, ref in self._tensors:
             tensor = ref()
             if tensor is not None and tensor.nbytes:
@@ -98,7 +98,7 @@ class Watch:
             raise ReplayMismatchError(self._changed)
         for what, ref, before in self._checks.values():
             tensor = ref()
-            if tensor is None or (is_parameter(tensor) and id(tensor.param_info) in self._updated):
+            if tensor is None or (is_parameter(tensor) and not self._reads_only(tensor.param_info)):
                 continue
             if checksum(tensor) != before:
                 raise ReplayMismatchError(
@@ -106,6 +106,9 @@ class Watch:
                     f"bytes (asnumpy() and from_numpy() share memory) between the region's forward and its replay, "
                     f"which would read the new value; write into a copy of the array"
                 )
+
+    def _reads_only(self, info: Any) -> bool:
+        return id(info) in self.parameters and id(info) not in self._updated
 
     def _check(self, what: str, tensor: Tensor) -> None:
         if id(tensor) not in self._checks:
@@ -159,7 +162,7 @@ class _Live:
     def exposes(self, tensor: Tensor, array: np.ndarray) -> None:
         begin = address_of(array)
         for invocation in self.invocations():
-            invocation.watch.expose(begin, begin + max(array.nbytes, 1))
+            invocation.watch.expose(tensor, begin, begin + max(array.nbytes, 1))
 
     def reads(self) -> None:
         for scope in open_scopes():

@@ -22,6 +22,7 @@ from ms_ops.dispatch import (
     kind_of,
     moving_statistics,
     on_copies_of_state,
+    parameters_read,
     written_parameter,
 )
 
@@ -64,9 +65,6 @@ class Recording(Scope):
     def pack(self, tensor: Tensor) -> Any:
         if self._keeps:
             return self._keep(tensor)
-        info = tensor.param_info
-        if info is not None:
-            self.invocation.watch.add_parameter(info)
         self._log.saved(tensor)
         if self.invocation.benefit is not None:
             self.invocation.benefit.saved(tensor)
@@ -82,6 +80,8 @@ class Recording(Scope):
 
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         kind = kind_of(name)
+        for info in parameters_read(args):
+            self.invocation.watch.add_parameter(info)
         if kind is Kind.PLAIN:
             placed = len(self.invocation.placeholders)
             result = run(*args)

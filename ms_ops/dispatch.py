@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor
+from mindspore.ops import Print
 from mindspore.ops import primitive as _primitive
 from mindspore.utils import MsDispatchMode
 
@@ -251,3 +252,15 @@ def answer_old_primitives() -> None:
 
     asked._hp_asks = True  # type: ignore[attr-defined]
     _primitive._run_op = asked
+    Print.__call__ = _unless_answered(Print.__call__)
+
+
+def _unless_answered(show: Any) -> Any:
+    """`ops.Print` is Python in PyNative mode: nothing is dispatched."""
+
+    @functools.wraps(show)
+    def printed(primitive: Any, *args: Any) -> Any:
+        early = _entered.early
+        return show(primitive, *args) if early is None or early("Print", args) is NO_ANSWER else None
+
+    return printed

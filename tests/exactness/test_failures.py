@@ -1,15 +1,31 @@
 """A step that fails raises its own exception, leaves nothing behind, and the next step gives plain's numbers."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from mindspore._c_expression.amp import get_curr_amp_strategy
 from mindspore.graph.api import _pynative_executor
 
 from hyper_parallel import is_recomputing
-from tests.helpers import RECOMPUTE, SAVE, SWAP, Layer, Stack, assert_nothing_live, assert_same, gradients, numbers, on
+from tests.helpers import (
+    RECOMPUTE,
+    SAVE,
+    SWAP,
+    Layer,
+    Stack,
+    assert_nothing_live,
+    assert_same,
+    flat,
+    gradients,
+    numbers,
+    on,
+    state_of,
+)
 
 X = numbers(3, 4, seed=1)
 
@@ -152,3 +168,134 @@ def test_an_exception_that_the_forward_catches_is_no_failure() -> None:
 
     for kind in ("recompute", "swap", "swapped inputs"):
         assert_same(gradients(net(KINDS[kind]), X), gradients(net(lambda cell: cell), X))
+
+
+@pytest.fixture
+def flag_on() -> Iterator[None]:
+    """As MindFormers leaves it, for good."""
+    _pynative_executor.set_grad_flag(True)
+    yield
+    _pynative_executor.set_grad_flag(False)
+
+
+@pytest.mark.parametrize("where", ["forward", "replay"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flag_that_was_on_before_stays_on(kind: str, where: str, flag_on: None) -> None:
+    if where == "replay" and kind in ("swap", "swap in recompute", "save in recompute"):
+        where = "forward"  # the cell is not replayed
+    net, plain = Net(KINDS[kind]), plain_of(kind)
+    net.fails.where = where
+    for _ in range(2):
+        with pytest.raises(Boom):
+            gradients(net, X)
+        assert _pynative_executor.grad_flag()
+        assert_nothing_live()
+    net.fails.where = ""
+    for _ in range(2):
+        assert_same(gradients(net, X), plain)
+        assert _pynative_executor.grad_flag()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_the_optimizer(kind: str) -> None:
+    """The gradients are there, the weights don't move; then the step is taken again."""
+
+    class Adam(nn.Adam):
+        failing = True
+
+        def construct(self, gradients: tuple) -> Any:
+            if self.failing:
+                raise Boom("in the optimizer")
+            return super().construct(gradients)
+
+    def run(put: Callable[[nn.Cell], nn.Cell], fails: bool) -> Any:
+        net = Net(put)
+        weights = ms.ParameterTuple(net.trainable_params())
+        optimizer = Adam(weights, learning_rate=0.01)
+        step = ms.value_and_grad(lambda x: (net(x) ** 2).mean(), None, weights)
+        if fails:
+            before = state_of(net)
+            with pytest.raises(Boom):
+                optimizer(step(X)[1])
+            assert_same(state_of(net), before)
+            assert not _pynative_executor.grad_flag()
+            assert_nothing_live()
+        optimizer.failing = False
+        for _ in range(2):
+            optimizer(step(X)[1])
+        return {name.replace("layers.0.", ""): value for name, value in state_of(net).items()}
+
+    assert_same(run(KINDS[kind], fails=True), run(lambda cell: cell if " in " not in kind else in_a_stack(cell), fails=False))
+
+
+def in_a_stack(cell: nn.Cell) -> nn.Cell:
+    return Stack([cell, Layer(seed=6)])
+
+
+def ambient() -> Any:
+    amp = get_curr_amp_strategy()
+    return (
+        amp and (amp.get_amp_level(), amp.get_amp_dtype()),
+        ms.get_rng_state().asnumpy().tobytes(),
+        str(np.random.get_state(legacy=False)),
+        random.getstate(),
+    )
+
+
+@pytest.mark.parametrize("where", ["forward", "replay"])
+@pytest.mark.parametrize("kind", ["recompute", "swapped inputs", "recompute in recompute"])
+def test_precision_and_generators_are_as_before(kind: str, where: str) -> None:
+    net = Net(KINDS[kind])
+    net.middle.to_float(ms.float16)
+    net.fails.where = where
+    a, b = numbers(3, 3, seed=1), numbers(3, 3, seed=2)
+    before, product = ambient(), ops.matmul(a, b)
+
+    with pytest.raises(Boom):
+        gradients(net, X, loss=lambda y: (y.astype(ms.float32) ** 2).mean())
+
+    assert ambient() == before
+    after = ops.matmul(a, b)
+    assert after.dtype == product.dtype and np.array_equal(after.asnumpy(), product.asnumpy())
+
+
+@pytest.mark.parametrize("where", ["forward", "replay"])
+def test_no_hook_is_left(where: str) -> None:
+    net, packed = Net(KINDS["recompute"]), []
+    net.fails.where = where
+
+    def failing(x: Tensor) -> Tensor:
+        return (net(x) ** 2).sum()
+
+    def function(x: Tensor) -> Tensor:
+        with ms.saved_tensors_hooks(lambda t: packed.append(t.shape) or t, lambda t: t):
+            return ops.exp(x).sum()
+
+    with pytest.raises(Boom):
+        ms.grad(failing)(X)
+    ms.grad(function)(X)
+    assert packed == [(3, 4)]
+
+
+@pytest.mark.parametrize("kind", ["recompute", "swapped inputs", "recompute in recompute"])
+def test_out_of_memory_in_a_replay_once(kind: str) -> None:
+    """The step after it is right at once, and so is the one after that: no argument of the failed one is left."""
+
+    class Falls(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.falls = Layer(seed=5), True
+
+        def construct(self, x: Tensor) -> Tensor:
+            if self.falls and is_recomputing():
+                self.falls = False
+                raise MemoryError("no room")
+            return ops.tanh(self.layer(x)) * x
+
+    cell = Falls()
+    net, plain = KINDS[kind](cell), Stack([Falls(), Layer(seed=6)]) if " in " in kind else Falls()
+    with pytest.raises(MemoryError):
+        ms.grad(lambda x: (net(x) ** 2).sum())(X * 3)
+    for _ in range(3):
+        found, want = (ms.value_and_grad(lambda x, n=n: (n(x) ** 2).sum())(X) for n in (net, plain))
+        assert_same(flat(found, "step"), flat(want, "step"))

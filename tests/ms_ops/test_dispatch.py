@@ -6,10 +6,12 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 
 from hyper_parallel import CheckpointPolicy, activation_policy
+from ms_ops.autograd import alias, saved_tensors_hooks
 from ms_ops.dispatch import (
+    MATRIX_PRODUCTS,
     NO_ANSWER,
     NORMALISATION_WITH_STATE,
     RANDOM_OPERATORS,
@@ -18,12 +20,14 @@ from ms_ops.dispatch import (
     answer_old_primitives,
     arguments,
     is_old_primitive,
+    keep_probability,
     kind_of,
     moving_statistics,
     on_copies_of_state,
     with_arguments,
     written_parameter,
 )
+from ms_ops.tensors import storage_of
 
 
 def numbers(*shape: int) -> Tensor:
@@ -238,3 +242,51 @@ def test_a_parameter_that_a_replayed_region_writes_is_written_once(way: str) -> 
     gradients = [ms.grad(cell)(X).asnumpy() for cell in (plain, replayed)]
     assert np.array_equal(*gradients)
     assert np.array_equal(plain.counter.asnumpy(), replayed.counter.asnumpy())
+
+
+# ---- matrix products
+
+PRODUCTS: dict[str, tuple[str, Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "ops.matmul": ("MatMulExt", ops.matmul, [(3, 3), (3, 3)]),
+    "ops.matmul of batches": ("MatMulExt", ops.matmul, [(2, 3, 3), (2, 3, 3)]),
+    "MatMul": ("MatMul", ops.MatMul(), [(3, 3), (3, 3)]),
+    "MatMul, transposed": ("MatMul", ops.MatMul(transpose_a=True, transpose_b=True), [(3, 4), (2, 3)]),
+    "mint.bmm": ("BatchMatMulExt", mint.bmm, [(2, 3, 3), (2, 3, 3)]),
+    "ops.bmm": ("BatchMatMul", ops.bmm, [(2, 3, 3), (2, 3, 3)]),
+    "ops.dense": ("Dense", ops.dense, [(3, 3), (3, 3)]),
+    "ops.dense with bias": ("Dense", ops.dense, [(3, 3), (3, 3), (3,)]),
+}
+
+
+def test_every_matrix_product_that_is_listed_is_looked_at() -> None:
+    assert {name for name, _, _ in PRODUCTS.values()} == MATRIX_PRODUCTS
+
+
+@pytest.mark.parametrize("way", PRODUCTS)
+def test_a_matrix_product_saves_its_factors_and_nothing_else(way: str) -> None:
+    """Why a replay needn't run it again; when this fails, `MATRIX_PRODUCTS` lists too much."""
+    name, product, shapes = PRODUCTS[way]
+    saved: list[int] = []
+    storages: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(storage_of(tensor))
+        return alias(tensor, tracked=False)
+
+    def forward(*inputs: Tensor) -> Tensor:
+        factors = [x * 1.0 for x in inputs]
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            assert name in names(lambda: product(*factors))
+        storages.extend(storage_of(factor) for factor in factors)
+        return factors[0]
+
+    ms.grad(forward, tuple(range(len(shapes))))(*(numbers(*shape) for shape in shapes))
+    assert saved
+    assert set(saved) <= set(storages)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("dropout", [lambda p: nn.Dropout(p=p).set_train(), lambda p: lambda x: ops.dropout(x, p)])
+def test_the_keep_probability_of_a_dropout_is_read_off_its_arguments(dropout: Callable, p: float) -> None:
+    (args,) = [args for name, args in seen(lambda: dropout(p)(X)) if name == "Dropout"]
+    assert keep_probability(args) == 1 - p

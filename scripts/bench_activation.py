@@ -97,6 +97,7 @@ MODES: dict[str, Callable[[Net], Any]] = {
     "hooks": do_nothing_hooks,
     "native_reentrant": lambda net: [layer.recompute() for layer in net.layers],
     "native": lambda net: [layer.recompute(use_reentrant=False, early_stop=False) for layer in net.layers],
+    "native_early_stop": lambda net: [layer.recompute(use_reentrant=False) for layer in net.layers],
     "identity": on_every_layer(CheckpointPolicy.PREFER_SAVE),
     "recompute": on_every_layer(CheckpointPolicy.MUST_RECOMPUTE),
     "swap": on_every_layer(CheckpointPolicy.MUST_SWAP),
@@ -230,6 +231,7 @@ def verdicts(times: dict[str, Any], peaks: dict[str, Any], frozen: dict[str, Any
                 found.append(Verdict(f"peak at {depth} blocks, {mode} / native", limit, value, value))
 
     timed("recompute", 1.03, "native")
+    timed("recompute", 1.03, "native_early_stop")
     peaked("recompute", 1.03)
     timed("swap", 1.05)
     peaked("swap", 1.10)

@@ -209,6 +209,11 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
+def is_intercepted() -> bool:
+    """Whether an interception is entered on this thread."""
+    return _entered.early is not None
+
+
 class Interception(MsDispatchMode):
     """Calls `answer(name, run, args)` for every operator that is dispatched on this thread, `early` before.
 

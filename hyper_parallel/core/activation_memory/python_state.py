@@ -1,15 +1,17 @@
 """`PythonState`: what the Python code of a region may change besides tensors' bytes, as it is when the region begins.
 
-A replay runs the code again, so that a cache would grow twice and a hidden state be read one step late. What holds
-tensors is therefore looked at when the forward begins, put back for the replay, and afterwards is what it was before
-the replay: attributes of the cells inside and of plain objects that they or the arguments hold, lists, dicts and sets
-in them, variables that a function closes over or reads from its module, small numpy arrays, generators, and `training`.
+A replay runs the code again, so that a cache would grow twice, a hidden state be read one step late, and a loop
+variable that a lambda closes over be that of the last turn. What the code can reach is therefore looked at when the
+forward begins and put back for the replay, and afterwards is what it was before the replay: attributes of the cells that run
+(`training`, too) and of plain objects that they or the arguments hold, lists, dicts and sets in them, variables that a
+function closes over or reads from its module, small numpy arrays, and generators.
 
-Plain Python values are left alone: a counter counts replays, too, as everybody expects of recomputation, and one that
-changes what is computed is caught by the comparison of operators (`register_state_provider` puts it back). They are
-put back only beside a tensor that the forward has changed in the same object. Left alone, too: a list that a function
-closes over or reads from its module (it is there to look at what runs), cells that run once, what the standard library
-and MindSpore define, collections of more than `_MOST_ITEMS`, arrays of more than `_MOST_BYTES`.
+One thing is left alone: plain Python values that the forward itself changes, and lists and dicts of them. A counter
+counts replays, too, as everybody expects of recomputation, and one that changes what is computed is caught by the
+comparison of operators (`register_state_provider` puts it back). Beside a tensor that the forward has changed in the
+same object they are put back. Not followed: lists that a function closes over or reads from its module (they are there
+to look at what runs), cells that run once, what the standard library and MindSpore define, collections of more than
+`_MOST_ITEMS`, arrays of more than `_MOST_BYTES`.
 """
 
 import collections
@@ -93,7 +95,10 @@ class PythonState:
         """The cells that run inside, with their paths below the owner."""
         self.tensors: list[tuple[str, Tensor]] = []
         """The tensors that were found, with where: attributes, closed-over variables, items."""
-        self._visit("", owner)
+        if isinstance(owner, nn.Cell):
+            self._visit_tree("", owner)
+        else:
+            self._visit("", owner)
         for what, value in arguments:
             self._visit(what, value)
 
@@ -135,7 +140,7 @@ class PythonState:
             self._seen.add(id(value))
             self.tensors.append((what, value))
         elif isinstance(value, nn.Cell):
-            self._visit_cell(what, value)
+            self.enter(value, what)
         elif isinstance(value, types.FunctionType):
             self._visit_function(value)
         elif isinstance(value, types.MethodType):
@@ -165,18 +170,28 @@ class PythonState:
         elif hasattr(value, "__dict__") and not _is_foreign(kind.__module__):
             self._hold(Namespace(value.__dict__, what))
 
-    def _visit_cell(self, what: str, cell: nn.Cell) -> None:
+    def enter(self, cell: nn.Cell, what: str = "") -> None:
+        """A cell is found, or is about to run: look at it, not at those inside, which may never run."""
+        if id(cell) in self._seen:
+            return
         self._seen.add(id(cell))
         spec = spec_of(cell)
         if self.cells and spec is not None and (spec.policy.saves or spec.policy.swaps):
             return  # runs once
         self.cells.append((what or type(cell).__name__, cell))
-        self._hold(Namespace(cell.__dict__, what or type(cell).__name__))
-        for name, child in cell._cells.items():
-            if child is not None and id(child) not in self._seen:
-                self._visit_cell(f"{what}.{name}" if what else name, child)
+        names = ("training",) if _is_foreign(type(cell).__module__) else None
+        self._hold(Namespace(cell.__dict__, what or type(cell).__name__, names))
         for method in _methods_of(cell.__class__):
             self._visit_function(method)
+
+    def _visit_tree(self, what: str, cell: nn.Cell) -> None:
+        count = len(self.cells)
+        self.enter(cell, what)
+        if len(self.cells) == count:
+            return
+        for name, child in cell._cells.items():
+            if child is not None:
+                self._visit_tree(f"{what}.{name}" if what else name, child)
 
     def _visit_function(self, function: types.FunctionType) -> None:
         if id(function) in self._seen or _is_foreign(function.__module__):

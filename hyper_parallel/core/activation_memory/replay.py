@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 
 from hyper_parallel.core.activation_memory.benefit import Benefit, check_whole_net
 from hyper_parallel.core.activation_memory.changes import Watch, live
@@ -111,9 +111,19 @@ class Invocation:
                 else:
                     objects.append((f"argument {name!r}", leaf))
         self._state = PythonState(self._owner, objects)
-        for what, tensor in self._state.tensors:
+        self._watch(0, 0)
+
+    def enter(self, cell: nn.Cell) -> None:
+        """A cell is about to run in the forward."""
+        tensors, cells = len(self._state.tensors), len(self._state.cells)
+        self._state.enter(cell)
+        self._watch(tensors, cells)
+
+    def _watch(self, tensors: int, cells: int) -> None:
+        """Watch what the state has found after its first so many tensors and cells."""
+        for what, tensor in self._state.tensors[tensors:]:
             self.watch.add(what, tensor)
-        for _, cell in self._state.cells:
+        for _, cell in self._state.cells[cells:]:
             for parameter in cell._params.values():
                 if parameter is not None:
                     self.watch.add("a weight", parameter)

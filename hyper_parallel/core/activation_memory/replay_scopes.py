@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.dropout import PackedDropout, PackedMask
@@ -116,6 +116,9 @@ class Recording(Scope):
         else:
             self.tape.write_operator(name, result)
         return result
+
+    def enters(self, cell: nn.Cell) -> None:
+        self.invocation.enter(cell)
 
     def wrote(self, written: Written) -> None:
         self._log.need()

@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, gradient_depth, is_parameter, requires_grad, saved_tensors_hooks
+from ms_ops.cells import hear_of_calls
 from ms_ops.dispatch import NO_ANSWER, Interception
 
 watched: "dict[int, weakref.ref[Watched]]" = {}
@@ -118,6 +119,9 @@ class Scope:
         if isinstance(written.tensor, Parameter):
             self.written_parameters = {**self.written_parameters, id(written.tensor): written.tensor}
 
+    def enters(self, cell: nn.Cell) -> None:
+        """A cell is about to run in the scope."""
+
     def reads_on_host(self) -> None:
         """The code that runs in the scope reads a value on host."""
 
@@ -139,6 +143,16 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
+
+
+def _enters(cell: nn.Cell) -> None:
+    for scope in reversed(_stack.scopes):
+        if not scope.records:
+            return
+        scope.enters(cell)
+
+
+hear_of_calls(_enters)
 
 
 def current() -> Scope:

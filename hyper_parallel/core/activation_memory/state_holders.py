@@ -1,6 +1,7 @@
 """Holders: things of Python that hold values, what they held when a region began, and holding that again."""
 
 import collections
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -76,14 +77,24 @@ class Namespace(Holder):
     def restore(self) -> Callable[[], None] | None:
         now = self._read()
         wanted = {name: self.before.get(name, _ABSENT) for name in self._changed} if self._whole else {}
-        for name, value in self.before.items():
-            if name not in self._changed and (name == "training" or _is_data(value)):
-                wanted[name] = value
+        wanted.update((name, value) for name, value in self.before.items() if name not in self._changed)
         differs = {name: value for name, value in wanted.items() if now.get(name, _ABSENT) is not value}
         if not differs:
             return None
         self._write(differs)
-        return lambda: self._write({name: now.get(name, _ABSENT) for name in differs})
+
+        def put_back() -> None:
+            after = self._read()
+            self._write(
+                {
+                    name: now.get(name, _ABSENT)
+                    if name in self._changed or name == "training"
+                    else _after_replay(value, now.get(name, _ABSENT), after.get(name, _ABSENT))
+                    for name, value in differs.items()
+                }
+            )
+
+        return put_back
 
     def _write(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -96,11 +107,12 @@ class Namespace(Holder):
 class Closed(Holder):
     """A variable that a function closes over."""
 
-    __slots__ = ()
+    __slots__ = ("_changed",)
 
     def __init__(self, owner: Any, what: str) -> None:
         super().__init__(owner, what)
         self.before = self._read()
+        self._changed = False
 
     def _read(self) -> Any:
         try:
@@ -111,26 +123,29 @@ class Closed(Holder):
     def children(self) -> Any:
         return ((self.what, self.before),)
 
+    def seal(self) -> None:
+        self._changed = self._read() is not self.before
+
     def map(self, function: Function) -> None:
         self.before = function(self.before)
 
     def restore(self) -> Callable[[], None] | None:
         now, before = self._read(), self.before
-        if now is before or not _is_data(before):
+        if now is before or before is _ABSENT or (self._changed and not _is_data(before) and not _is_data(now)):
             return None
         self.owner.cell_contents = before
-        return lambda: setattr(self.owner, "cell_contents", now)
+        return lambda: setattr(self.owner, "cell_contents", _after_replay(before, now, self._read()))
 
 
 class Collection(Holder):
     """A list, dict, set or deque."""
 
-    __slots__ = ("_holds_tensors",)
+    __slots__ = ("_changed", "_holds_tensors")
 
     def __init__(self, owner: Any, what: str) -> None:
         super().__init__(owner, what)
         self.before = self._read()
-        self._holds_tensors = False
+        self._changed = self._holds_tensors = False
 
     def _read(self) -> Any:
         return dict(self.owner) if isinstance(self.owner, dict) else list(self.owner)
@@ -140,7 +155,9 @@ class Collection(Holder):
         return ((f"{self.what}[{key!r}]", value) for key, value in values)
 
     def seal(self) -> None:
-        self._holds_tensors = any(_is_data(value) for held in (self.before, self._read()) for value in values_of(held))
+        now = self._read()
+        self._holds_tensors = any(_is_data(value) for held in (self.before, now) for value in values_of(held))
+        self._changed = not _same(self.before, now)
 
     def map(self, function: Function) -> None:
         if isinstance(self.before, dict):
@@ -149,9 +166,9 @@ class Collection(Holder):
             self.before = [function(value) for value in self.before]
 
     def restore(self) -> Callable[[], None] | None:
-        if not self._holds_tensors:
-            return None
         now = self._read()
+        if _same(now, self.before) or (self._changed and not self._holds_tensors):
+            return None
         self._write(self.before)
         return lambda: self._write(now)
 
@@ -210,6 +227,24 @@ class Generator(Holder):
 
 def _is_data(value: Any) -> bool:
     return isinstance(value, (Tensor, np.ndarray))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two copies of a collection hold the same objects."""
+    keys_too = not isinstance(one, dict) or list(one) == list(other)
+    return len(one) == len(other) and keys_too and all(map(operator.is_, values_of(one), values_of(other)))
+
+
+def _after_replay(before: Any, now: Any, after: Any) -> Any:
+    """What a variable is after a replay that began with `before` instead of `now` and left it as `after`.
+
+    What the forward leaves alone, a replay may still count: `if is_recomputing(): replays += 1`.
+    """
+    if after is before or _is_data(before) or _is_data(now):
+        return now
+    if all(type(value) in (int, float) for value in (before, now, after)):
+        return now + (after - before)
+    return after
 
 
 def values_of(held: Any) -> Any:

@@ -90,3 +90,29 @@ def test_two_context_functions_contradict() -> None:
             RegionSpec(P.MUST_RECOMPUTE, context_fn=lambda: (None, None)),
             "x",
         )
+
+
+def test_early_stop_must_be_a_bool() -> None:
+    with pytest.raises(TypeError, match=r"early_stop must be a bool, but got 1 \(rule 2\)"):
+        RegionSpec(P.MUST_RECOMPUTE, early_stop=1, source="rule 2")  # type: ignore[arg-type]
+
+
+def test_an_unknown_determinism_check_names_the_two_there_are() -> None:
+    with pytest.raises(PolicyError, match=r"must be one of operators, values, but got 'bits' \(rule 2\)"):
+        RegionSpec(P.MUST_RECOMPUTE, determinism_check="bits", source="rule 2")
+
+
+@pytest.mark.parametrize("policy", [policy for policy in P if not policy.replays])
+def test_values_can_be_compared_only_where_something_is_replayed(policy: CheckpointPolicy) -> None:
+    with pytest.raises(PolicyError, match=rf"the policy is {policy.name}, which replays nothing"):
+        RegionSpec(policy, determinism_check="values")
+
+
+@pytest.mark.parametrize("changed", [{"determinism_check": "values"}, {"early_stop": False}])
+def test_two_recomputes_that_compare_or_stop_differently_contradict(changed: dict) -> None:
+    with pytest.raises(PolicyError, match="contradicts"):
+        stack(RegionSpec(P.MUST_RECOMPUTE), RegionSpec(P.MUST_RECOMPUTE, **changed), "x")
+
+
+def test_comparing_values_is_shown() -> None:
+    assert str(RegionSpec(P.MUST_RECOMPUTE, determinism_check="values")) == "MUST_RECOMPUTE + values compared"

@@ -1,11 +1,15 @@
 """`Tape` and `TapeReader`: a replay reads what the forward wrote, in order, or raises."""
 
+import mindspore as ms
+import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Parameter, Tensor, nn, ops
 
-from hyper_parallel import ReplayMismatchError
+from hyper_parallel import PolicyError, ReplayMismatchError
+from hyper_parallel.core.activation_memory.operator_log import OperatorLog
 from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
-from tests.helpers import numbers
+from hyper_parallel.core.activation_memory.written import Written
+from tests.helpers import RECOMPUTE, SAVE, SWAP, assert_same, gradients, numbers, on, state_of
 
 REMEDY = "must do the same each time"
 
@@ -100,3 +104,137 @@ def test_entries_left_over_are_named() -> None:
     with pytest.raises(ReplayMismatchError, match=r"block: the replay ended before cell mlp.*\(1 of 2") as caught:
         reader.finish()
     assert REMEDY in str(caught.value)
+
+
+# ---- a log beside it
+
+
+def test_a_nested_tape_needs_what_ran_before_it() -> None:
+    tape = Tape()
+    tape.log.write("Tanh", (), numbers(2))
+    tape.nested("layers.0")
+    assert tape.log.needed == 1
+
+
+def test_a_nested_tape_has_the_log_that_it_is_given() -> None:
+    log = OperatorLog()
+    assert Tape().nested("layers.0", log).log is log
+
+
+# ---- writes
+
+
+def result() -> Tensor:
+    return ops.tanh(numbers(2, 4))
+
+
+def written(tensor: Tensor) -> Written:
+    return Written(tensor, "copy_", False)
+
+
+def test_a_written_result_is_found_with_what_gave_it() -> None:
+    tape, tensor = Tape(), result()
+    tape.write_operator("StandardNormal", tensor)
+    assert tape.finds(written(tensor)) == "the kept result of operator StandardNormal"
+    assert tape.finds(written(tensor.view(-1))) == "the kept result of operator StandardNormal"
+    assert tape.finds(written(result())) is None
+
+
+def test_a_written_result_is_found_on_the_tape_of_a_region_inside() -> None:
+    tape, tensor = Tape(), result()
+    tape.write_operator("StandardNormal", result())
+    tape.nested("layers.0").nested("mlp").write_cell("mlp.act", [tensor])
+    assert tape.finds(written(tensor)) == "the kept result of cell mlp.act"
+
+
+def test_a_result_on_host_is_reached_by_no_write() -> None:
+    tape, tensor = Tape(), result()
+    tape.write_cell("mlp", tensor, OnHost)
+    assert tape.finds(written(tensor)) is None
+
+
+def test_a_parameter_that_a_cell_gives_is_not_kept() -> None:
+    tape, weight = Tape(), Parameter(numbers(2), name="w")
+    tape.write_cell("mlp", weight)
+    assert TapeReader(tape, "block").cell("mlp")[0] is weight
+    assert tape.finds(written(weight)) is None
+
+
+def test_a_result_that_the_region_itself_writes_is_copied_before() -> None:
+    tape, tensor = Tape(), result()
+    tape.write_operator("StandardNormal", tensor)
+    tape.rescue(written(tensor))
+    tensor.copy_(ops.zeros_like(tensor))
+    assert np.array_equal(TapeReader(tape, "block").operator("StandardNormal").asnumpy(), result().asnumpy())
+
+
+def test_other_results_are_not_copied() -> None:
+    tape, tensor = Tape(), result()
+    tape.write_operator("StandardNormal", tensor)
+    before = [saved.tensor for _, saved in tape._saved]
+    tape.rescue(written(result()))
+    assert all(saved.tensor is old for (_, saved), old in zip(tape._saved, before, strict=True))
+
+
+# ---- parameters that a cell writes which runs once
+
+
+class Counts(nn.Cell):
+    """Counts its calls in a parameter, and scales by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = Parameter(Tensor(1.0, ms.float32), name="count", requires_grad=False)
+
+    def construct(self, x: Tensor) -> Tensor:
+        self.count.set_data(self.count + 1.0)
+        return ops.tanh(x * self.count)
+
+
+class Reads(nn.Cell):
+    """Reads, after a cell, the parameter that the cell has written."""
+
+    def __init__(self, inner: nn.Cell) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.exp(self.inner(x) * self.inner.count)
+
+
+def test_a_tape_gives_back_what_a_cell_wrote() -> None:
+    tape, weight = Tape(), Parameter(numbers(2), name="w")
+    tape.write_cell("mlp", numbers(3), wrote=[(weight, numbers(2, seed=1))])
+    _, ((parameter, value),) = TapeReader(tape, "block").cell("mlp")
+    assert parameter is weight
+    assert np.array_equal(value.asnumpy(), numbers(2, seed=1).asnumpy())
+
+
+@pytest.mark.parametrize("policy", [SAVE, SWAP])
+def test_a_replay_sees_what_a_cell_that_runs_once_has_written(policy: object) -> None:
+    nets = [Reads(Counts()), on(Reads(on(Counts(), policy)), RECOMPUTE)]
+    plain, got = (gradients(net, numbers(2, 4)) for net in nets)
+    assert_same(got, plain)
+    assert_same(state_of(nets[1]), state_of(nets[0]))
+
+
+@pytest.mark.parametrize("policy", [SAVE, SWAP])
+@pytest.mark.parametrize("change", [lambda held: held.append(1), lambda held: held.__setitem__(0, 1)])
+def test_a_cell_that_runs_once_may_not_change_a_list_that_it_is_called_with(policy: object, change: object) -> None:
+    class Changes(nn.Cell):
+        def construct(self, x: Tensor, held: list) -> Tensor:
+            change(held)
+            return ops.tanh(x)
+
+    inner = on(Changes(), policy)
+
+    class Outer(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def construct(self, x: Tensor) -> Tensor:
+            return ops.exp(self.inner(x, [0]))
+
+    with pytest.raises(PolicyError, match="Changes runs once inside a region that is replayed, but changes a list"):
+        ms.grad(on(Outer(), RECOMPUTE))(numbers(2, 4))

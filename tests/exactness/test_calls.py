@@ -1,4 +1,4 @@
-"""State belongs to a call, never to a cell: whatever is called how often and used or not, the numbers are plain's."""
+"""Functions, methods and Primitives as regions, policies stacked on one cell, and how often a region runs."""
 
 import functools
 from collections.abc import Callable
@@ -6,9 +6,18 @@ from typing import Any
 
 import mindspore as ms
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
+from mindspore.nn.utils import no_init_parameters
 
 from hyper_parallel import SwapManager, checkpoint, checkpoint_wrapper, swap, swap_wrapper
+from tests.exactness.programs.calls import (
+    a_call_whose_output_is_not_used,
+    a_cell_called_twice,
+    a_frozen_cell_in_the_middle,
+    tied_weights,
+    two_forwards_before_two_backwards,
+)
+from tests.exactness.programs.program import Program, Put, X, record_of, step
 from tests.helpers import (
     PREFER_RECOMPUTE,
     RECOMPUTE,
@@ -19,268 +28,25 @@ from tests.helpers import (
     assert_same,
     flat,
     gradients,
-    numbers,
     on,
-    settled,
+    seeded,
 )
 
-Put = Callable[[nn.Cell], nn.Cell]
 KINDS: dict[str, Put] = {
+    "save": lambda cell: on(cell, SAVE),
     "recompute": lambda cell: on(cell, RECOMPUTE),
+    "prefer recompute": lambda cell: on(cell, PREFER_RECOMPUTE),
     "swap": lambda cell: on(cell, SWAP),
     "swapped inputs": lambda cell: on(cell, RECOMPUTE, swap_inputs=True),
-}
-MORE_KINDS: dict[str, Put] = {
-    "save": lambda cell: on(cell, SAVE),
-    "prefer recompute": lambda cell: on(cell, PREFER_RECOMPUTE),
     "swap, then recompute": lambda cell: on(on(cell, SWAP), RECOMPUTE),
     "recompute, then swap": lambda cell: on(on(cell, RECOMPUTE), SWAP),
 }
-X, Y = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
 
 
-def by_all(function: Callable[..., Tensor], *cells: nn.Cell) -> Any:
-    """Value and gradients of both inputs and of every trainable parameter."""
-    weights = list({id(weight): weight for cell in cells for weight in cell.trainable_params()}.values())
-    for index, weight in enumerate(weights):
-        weight.name = f"weight {index}"  # MindSpore refuses two of one name
-    return ms.value_and_grad(lambda x, y: settled(function(x, y)), (0, 1), weights or None)(X, Y)
-
-
-def two_forwards_before_two_backwards(put: Put) -> Any:
-    a, b = put(Layer(seed=1)), put(Layer(seed=2))
-    return by_all(lambda x, y: (a(x) * b(y)).sum() + (b(x) * a(y)).mean(), a, b)
-
-
-def a_cell_called_twice(put: Put) -> Any:
-    a = put(Layer())
-    return by_all(lambda x, y: (a(x) ** 2).sum() + (a(y) ** 3).sum(), a)
-
-
-def a_cell_called_on_its_own_output(put: Put) -> Any:
-    a = put(Layer())
-    return by_all(lambda x, y: (a(a(a(x))) * y).sum(), a)
-
-
-def a_call_whose_output_is_not_used(put: Put) -> Any:
-    a = put(Layer())
-
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        used, _ = a(x), a(x * 5 + y)
-        return (used * y).sum()
-
-    return by_all(function, a)
-
-
-def an_output_without_gradient(put: Put) -> Any:
-    a, b = put(Layer(seed=1)), put(Layer(seed=2))
-    return by_all(lambda x, y: (a(x) * ops.stop_gradient(b(y))).sum(), a, b)
-
-
-def an_input_without_gradient(put: Put) -> Any:
-    a = put(Layer())
-    return by_all(lambda x, y: (a(ops.stop_gradient(x)) * y).sum(), a)
-
-
-def the_same_input_for_two_cells(put: Put) -> Any:
-    a, b = put(Layer(seed=1)), put(Layer(seed=2))
-    return by_all(lambda x, y: (a(x) + b(x) * y).sum(), a, b)
-
-
-def views_as_inputs(put: Put) -> Any:
-    a = put(Layer(width=3))
-    return by_all(lambda x, y: (a(x.T[1:4]) * y[:, 1:].T).sum() + a(x.swapaxes(0, 1)).sum(), a)
-
-
-def tied_weights(put: Put) -> Any:
-    a, b = Layer(seed=1), Layer(seed=2)
-    b.dense.weight = a.dense.weight
-    a, b = put(a), put(b)
-    return by_all(lambda x, y: (b(a(x)) * y).sum(), a, b)
-
-
-def frozen_weights_before(put: Put) -> Any:
-    a, b = Layer(seed=1), Layer(seed=2)
-    a.dense.weight.requires_grad = False
-    a, b = put(a), put(b)
-    return by_all(lambda x, y: (b(a(x)) * y).sum(), a, b)
-
-
-def a_frozen_cell_in_the_middle(put: Put) -> Any:
-    a, b, c = Layer(seed=1), Layer(seed=2), Layer(seed=3)
-    for parameter in b.get_parameters():
-        parameter.requires_grad = False
-    a, b, c = put(a), put(b), put(c)
-    return by_all(lambda x, y: (c(b(a(x))) * y).sum(), a, b, c)
-
-
-def a_first_cell_that_has_only_weights_to_train(put: Put) -> Any:
-    a, b = put(Layer(seed=1)), put(Layer(seed=2))
-    weights = Stack([a, b]).trainable_params()
-    return ms.value_and_grad(lambda x: settled((b(a(x)) ** 2).sum()), None, weights)(X)
-
-
-def integer_inputs_only(put: Put) -> Any:
-    table = nn.Embedding(5, 4)
-    table.embedding_table.set_data(numbers(5, 4, seed=9))
-    table = put(table)
-    index = Tensor([[0, 3, 3], [1, 4, 0]], ms.int32)
-    return by_all(lambda x, y: (table(index).sum(0) * x * y).sum(), table)
-
-
-def no_inputs_at_all(put: Put) -> Any:
-    class Norm(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = Parameter(numbers(3, 4), name="w")
-
-        def construct(self) -> Tensor:
-            return ops.tanh(self.w) * self.w
-
-    a = put(Norm())
-    return by_all(lambda x, y: (a() * x * y).sum(), a)
-
-
-def an_input_returned_as_output(put: Put) -> Any:
-    class Through(nn.Cell):
-        def construct(self, x: Tensor, y: Tensor) -> tuple:
-            return x, ops.tanh(x) * y
-
-    a = put(Through())
-    return by_all(lambda x, y: (lambda same, z: (same * z * y).sum())(*a(x * 1, y)), a)
-
-
-def only_the_input_comes_back(put: Put) -> Any:
-    a = put(nn.Identity())
-    return by_all(lambda x, y: (a(x * y) ** 2).sum(), a)
-
-
-def outputs_of_which_one_is_used(put: Put) -> Any:
-    class Two(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Layer(seed=1), Layer(seed=2)
-
-        def construct(self, x: Tensor) -> tuple:
-            return self.first(x), self.second(x)
-
-    a = put(Two())
-    return by_all(lambda x, y: (a(x)[1] * y).sum(), a)
-
-
-def a_view_as_output(put: Put) -> Any:
-    class View(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Layer()
-
-        def construct(self, x: Tensor) -> Tensor:
-            return self.layer(x).T[1:]
-
-    a = put(View())
-    return by_all(lambda x, y: (a(x) ** 2 * y.T[1:]).sum(), a)
-
-
-def stop_gradient_inside(put: Put) -> Any:
-    class Straight(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Layer()
-
-        def construct(self, x: Tensor) -> Tensor:
-            y = self.layer(x)
-            return y + ops.stop_gradient(ops.sign(y) - y) * y
-
-    a = put(Straight())
-    return by_all(lambda x, y: (a(x) * y).sum(), a)
-
-
-def a_bprop_of_its_own(put: Put) -> Any:
-    class Cubed(nn.Cell):
-        def construct(self, x: Tensor) -> Tensor:
-            return x * x
-
-        def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple:
-            return (dout * x * out,)
-
-    a, b = put(Stack([Layer(), Cubed()])), put(Layer(seed=2))
-    return by_all(lambda x, y: (b(a(x)) * y).sum(), a, b)
-
-
-def a_write_into_a_temporary_inside(put: Put) -> Any:
-    class Writes(nn.Cell):
-        def construct(self, x: Tensor) -> Tensor:
-            h = ops.exp(x)
-            h[0] = 2.0
-            return h * h
-
-    a = put(Writes())
-    return by_all(lambda x, y: (a(x) * y).sum(), a)
-
-
-def top_k_and_gather_inside(put: Put) -> Any:
-    class Routed(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Layer()
-
-        def construct(self, x: Tensor) -> Tensor:
-            values, index = ops.topk(self.layer(x), 2)
-            return values * ops.gather_elements(x, 1, index)
-
-    a = put(Routed())
-    return by_all(lambda x, y: (a(x) * y[:, :2]).sum(), a)
-
-
-def hooks_of_the_users_own_around(put: Put) -> Any:
-    a = put(Layer())
-
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        with ms.saved_tensors_hooks(lambda t: t.asnumpy().copy(), Tensor):
-            return (a(x * y) ** 2).sum()
-
-    return by_all(function, a)
-
-
-def a_jit_function_inside(put: Put) -> Any:
-    @ms.jit
-    def squared(x: Tensor) -> Tensor:
-        return x * x
-
-    class Mixed(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Layer()
-
-        def construct(self, x: Tensor) -> Tensor:
-            return squared(self.layer(x)) * x
-
-    a = put(Mixed())
-    return by_all(lambda x, y: (a(x) * y).sum(), a)
-
-
-PROGRAMS = [
-    value
-    for name, value in list(globals().items())
-    if getattr(value, "__module__", None) == __name__ and getattr(value, "__annotations__", {}).get("put") is Put
-]
-
-
-@functools.lru_cache
-def plain(program: Callable[[Put], Any]) -> Any:
-    return flat(program(lambda cell: cell), program.__name__)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_gradients_are_plains(program: Callable[[Put], Any], kind: str) -> None:
-    assert_same(flat(program(KINDS[kind]), program.__name__), plain(program))
-
-
-@pytest.mark.parametrize("kind", MORE_KINDS)
-def test_gradients_are_plains_under_other_policies(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["save", "swap, then recompute", "recompute, then swap"])
+def test_policies_that_keep_or_are_stacked_give_plains_gradients(kind: str) -> None:
     program = two_forwards_before_two_backwards
-    assert_same(flat(program(MORE_KINDS[kind]), program.__name__), plain(program))
+    assert_same(record_of(program, KINDS[kind]), record_of(program, lambda cell: cell))
 
 
 @pytest.mark.parametrize(
@@ -288,52 +54,13 @@ def test_gradients_are_plains_under_other_policies(kind: str) -> None:
     [a_cell_called_twice, a_call_whose_output_is_not_used, tied_weights, a_frozen_cell_in_the_middle],
     ids=lambda program: program.__name__,
 )
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_plains_inside_a_replayed_region(program: Callable[[Put], Any], kind: str) -> None:
+@pytest.mark.parametrize("kind", ["recompute", "swap", "swapped inputs"])
+def test_a_region_whose_input_an_enclosing_one_computes_gives_plains_gradients(program: Program, kind: str) -> None:
     def around(put: Put) -> Put:
         return lambda cell: Stack([Layer(seed=71), put(cell)])
 
-    found = flat(program(lambda cell: on(around(KINDS[kind])(cell), RECOMPUTE)), "program")
-    assert_same(found, flat(program(around(lambda cell: cell)), "program"))
-
-
-def test_there_are_programs() -> None:
-    assert len(PROGRAMS) > 20
-
-
-@pytest.mark.parametrize("kind", ["recompute", "swapped inputs"])
-def test_a_parameter_passed_as_an_argument_keeps_its_identity(kind: str) -> None:
-    seen: list[Any] = []
-
-    class Scale(nn.Cell):
-        def construct(self, x: Tensor, weight: Parameter) -> Tensor:
-            seen.append(weight)
-            return ops.tanh(x * weight) * x
-
-    def run(cell: nn.Cell) -> Any:
-        weight = Parameter(numbers(4, seed=5), name="weight")
-        weight.mark = "mine"
-        found = flat(ms.value_and_grad(lambda x: (cell(x, weight) ** 2).sum(), 0, [weight])(X), "gradients")
-        assert all(w is weight and w.mark == "mine" for w in seen)
-        return found
-
-    want = run(Scale())
-    seen.clear()
-    assert_same(run(KINDS[kind](Scale())), want)
-    assert len(seen) == 2
-
-
-def test_a_hook_on_a_parameter_fires_once() -> None:
-    def run(net: nn.Cell) -> tuple[int, Any]:
-        calls: list[Tensor] = []
-        net.layers[0].dense.weight.register_hook(lambda g: calls.append(g) or g * 2)
-        found = gradients(net, X)
-        return len(calls), found
-
-    (plain_calls, want) = run(Stack([Layer(seed=1), Layer(seed=2)]))
-    (calls, found) = run(Stack([on(Layer(seed=1), RECOMPUTE), on(Layer(seed=2), SWAP)]))
-    assert calls == plain_calls
-    assert_same(found, want)
+    found = record_of(program, lambda cell: on(around(KINDS[kind])(cell), RECOMPUTE))
+    assert_same(found, record_of(program, around(lambda cell: cell)))
 
 
 CALLS: dict[str, Callable[[Layer], Callable[[Tensor], Tensor]]] = {
@@ -351,14 +78,58 @@ CALLS: dict[str, Callable[[Layer], Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_early_stop_changes_no_number(early_stop: bool) -> None:
+    """The last cells save several tensors, or only what nothing needs: what an unwound forward would break."""
+
+    def program(call: Callable) -> Any:
+        net = Stack([Layer(seed=1), seeded(nn.BatchNorm1d(4)), nn.LayerNorm((4,)), nn.ReLU()]).set_train()
+        net.layers[2].gamma.requires_grad = False
+        return step(lambda x, y: (call(net, x) * y).sum(), net, times=2)
+
+    found = record_of(program, functools.partial(checkpoint, early_stop=early_stop))
+    assert_same(found, record_of(program, lambda net, x: net(x)))
+
+
+@pytest.mark.parametrize("kind", ["recompute", "swapped inputs"])
+def test_a_region_that_nothing_needs_the_gradient_of_runs_once(kind: str) -> None:
+    frozen, layer = Layer(seed=1), Layer(seed=2)
+    for parameter in frozen.get_parameters():
+        parameter.requires_grad = False
+    region = KINDS[kind](frozen)
+    ms.grad(lambda x: (layer(x) * region(ops.stop_gradient(x))).sum())(X)
+    assert frozen.calls == 1
+
+
+def test_a_policy_goes_on_a_cell_whose_parameters_have_no_values_yet() -> None:
+    with no_init_parameters():
+        layer = nn.Dense(4, 4)
+    assert on(layer, RECOMPUTE) is layer
+    layer.init_parameters_data()
+    plain = nn.Dense(4, 4)
+    assert_same(gradients(seeded(layer), X), gradients(seeded(plain), X))
+
+
 @pytest.mark.parametrize("way", CALLS)
 def test_a_wrapped_call_gives_plains_gradients(way: str) -> None:
-    def run(wrap: Callable) -> Any:
+    def program(wrap: Callable) -> Any:
         a, b = Layer(seed=1), Layer(seed=2)
         f, g = wrap(a), wrap(b)
-        return flat(by_all(lambda x, y: (g(f(x)) * y).sum(), a, b), "gradients")
+        return step(lambda x, y: (g(f(x)) * y).sum(), a, b)
 
-    assert_same(run(CALLS[way]), run(lambda layer: layer))
+    assert_same(record_of(program, CALLS[way]), record_of(program, lambda layer: layer))
+
+
+def test_a_construct_that_is_a_function_on_the_instance() -> None:
+    """A cell like that takes no policy, but its call does."""
+
+    def program(call: Callable) -> Any:
+        cell = nn.Cell()
+        cell.construct = lambda x: ops.tanh(x) * x
+        return step(lambda x, y: (call(cell, x) * y).sum())
+
+    for call in (checkpoint, swap):
+        assert_same(record_of(program, call), record_of(program, lambda cell, x: cell(x)))
 
 
 def test_a_wrapped_primitive_gives_plains_gradients() -> None:
@@ -376,8 +147,11 @@ def test_swapping_really_moves(kind: str) -> None:
     assert stats.offloaded_bytes == stats.loaded_bytes > 0
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("save", 1), ("swap", 1), ("recompute", 2), ("swap, then recompute", 2)])
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [("save", 1), ("swap", 1), ("recompute", 2), ("prefer recompute", 2), ("swap, then recompute", 2)],
+)
 def test_a_region_runs_as_often_as_its_policy_says(kind: str, calls: int) -> None:
-    layer = {**KINDS, **MORE_KINDS}[kind](Layer())
+    layer = KINDS[kind](Layer())
     gradients(layer, X)
     assert layer.calls == calls

@@ -7,7 +7,8 @@ import mindspore as ms
 import pytest
 from mindspore import Tensor, nn, ops
 
-from hyper_parallel import CheckpointPolicy, SwapManager, is_recomputing
+from hyper_parallel import CheckpointPolicy, SwapManager
+from tests.exactness.programs.randomness import DRAWS, Random
 from tests.helpers import (
     PREFER_RECOMPUTE,
     PREFER_SAVE,
@@ -87,6 +88,17 @@ def test_a_kept_cell_runs_once_however_many_regions_enclose_it(policy: Checkpoin
     assert net.inner.inner.calls == 1
 
 
+@pytest.mark.parametrize("inner", [RECOMPUTE, SWAP], ids=lambda policy: policy.name)
+def test_three_deep_around_a_cell_that_draws(inner: CheckpointPolicy) -> None:
+    def run(policy: Any, inner: Any) -> Any:
+        ms.set_seed(5)
+        drawing = on(Random(DRAWS["ops.dropout"]), inner)
+        net = on(Shell(on(Shell(drawing, seed=20), policy), seed=10), policy)
+        return gradients(net, X, wait=True)
+
+    assert_same(run(RECOMPUTE, inner), run(None, None))
+
+
 def test_three_nested_replays_run_each_cell_once_more_per_enclosing_region(plain: Any) -> None:
     net = three_deep(RECOMPUTE, RECOMPUTE, RECOMPUTE)
     gradients(net, X)
@@ -151,60 +163,6 @@ def test_a_kept_cell_may_do_something_else_each_time(policy: CheckpointPolicy) -
             return self.layer(y) * more["calls"]
 
     assert_same(gradients(on(Uses(policy), RECOMPUTE), X), gradients(Uses(None), X))
-
-
-def test_is_recomputing_is_true_in_replays_only() -> None:
-    seen: list[tuple[str, bool]] = []
-
-    class Asks(nn.Cell):
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.label, self.layer = name, Layer()
-
-        def construct(self, x: Tensor) -> Tensor:
-            seen.append((self.label, is_recomputing()))
-            return self.layer(x)
-
-    net = Stack(
-        [
-            on(Asks("recompute"), RECOMPUTE),
-            on(Asks("swap"), SWAP),
-            Asks("plain"),
-            on(Stack([on(Asks("saved"), SAVE), Asks("inside")]), RECOMPUTE),
-        ]
-    )
-    gradients(net, X)
-    forward = [("recompute", False), ("swap", False), ("plain", False), ("saved", False), ("inside", False)]
-    assert seen == [*forward, ("inside", True), ("recompute", True)]
-    assert not is_recomputing()
-
-
-@pytest.mark.parametrize("policy", [RECOMPUTE, SWAP], ids=lambda policy: policy.name)
-def test_hooks_of_inner_cells_run_again_and_the_regions_own_once(policy: CheckpointPolicy) -> None:
-    def run(policy: Any) -> tuple[dict, Any]:
-        counts = dict.fromkeys(("own before", "own after", "own backward", "inner before", "inner after"), 0)
-
-        def count(name: str, result: Any = None) -> Any:
-            def hook(cell: nn.Cell, *values: Any) -> Any:
-                counts[name] += 1
-                return result(values) if result else None
-
-            return hook
-
-        region = Shell(Layer(seed=3), seed=1)
-        region.register_forward_pre_hook(count("own before", lambda values: (values[0][0] * 1.5,)))
-        region.register_forward_hook(count("own after", lambda values: values[1] * 0.5))
-        region.register_backward_hook(count("own backward"))
-        region.inner.register_forward_pre_hook(count("inner before", lambda values: (values[0][0] + 1,)))
-        region.inner.register_forward_hook(count("inner after", lambda values: values[1] * 3))
-        found = gradients(Stack([Layer(seed=9), on(region, policy)]), X)
-        return counts, found
-
-    (plain_counts, plain), (counts, found) = run(None), run(policy)
-    assert_same(found, plain)
-    assert set(plain_counts.values()) == {1}
-    again = 2 if policy.replays else 1
-    assert counts == {**plain_counts, "inner before": again, "inner after": again}
 
 
 def test_a_function_inside_a_region_may_be_a_region() -> None:

@@ -24,6 +24,8 @@ from ms_ops.dispatch import (
     kind_of,
     moving_statistics,
     on_copies_of_state,
+    parameters_read,
+    why_not_repeated,
     with_arguments,
     written_parameter,
 )
@@ -290,3 +292,47 @@ def test_a_matrix_product_saves_its_factors_and_nothing_else(way: str) -> None:
 def test_the_keep_probability_of_a_dropout_is_read_off_its_arguments(dropout: Callable, p: float) -> None:
     (args,) = [args for name, args in seen(lambda: dropout(p)(X)) if name == "Dropout"]
     assert keep_probability(args) == 1 - p
+
+
+# ---- parameters, prints, and what is said of an operator
+
+
+def test_the_parameters_that_an_operator_reads_are_known() -> None:
+    one, other = Parameter(numbers(2, 4), name="a"), Parameter(numbers(2, 4), name="b")
+    read = [info for _, args in seen(lambda: ops.cat((one, X, other))) for info in parameters_read(args)]
+    assert [info is parameter.param_info for info, parameter in zip(read, (one, other), strict=True)] == [True, True]
+    assert parameters_read((object(), "TopK", (one, 2))) == [one.param_info]
+    assert parameters_read((X, 2, None)) == []
+
+
+def test_normalisation_without_statistics_has_none_to_copy() -> None:
+    assert moving_statistics((X, X)) == []
+    assert on_copies_of_state((X, X, X, None, None)) == (X, X, X, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Print", "prints"),
+        ("Dropout", "is random"),
+        ("BatchNorm", "updates moving statistics"),
+        ("AssignAdd", "writes a parameter"),
+        ("Tanh", ""),
+        ("InplaceCopy", ""),
+    ],
+)
+def test_why_an_operator_may_not_run_again_is_said(name: str, reason: str) -> None:
+    assert why_not_repeated(name) == reason
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_print_is_answered_before_it_shows(capfd: pytest.CaptureFixture[str], answers: bool) -> None:
+    answer_old_primitives()
+    with Interception(lambda name, call, args: call(*args), lambda name, args: None if answers else NO_ANSWER):
+        ops.Print()("shown")
+    assert ("shown" in capfd.readouterr().out) is not answers
+
+
+def test_print_shows_where_nobody_intercepts(capfd: pytest.CaptureFixture[str]) -> None:
+    ops.Print()("shown")
+    assert "shown" in capfd.readouterr().out

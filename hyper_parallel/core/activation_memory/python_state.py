@@ -2,9 +2,9 @@
 
 A replay runs the code again, so that a cache would grow twice, a hidden state be read one step late, and a loop
 variable that a lambda closes over be that of the last turn. What the code can reach is therefore looked at when the
-forward begins and put back for the replay, and afterwards is what it was before the replay: attributes of the cells that run
-(`training`, too) and of plain objects that they or the arguments hold, lists, dicts and sets in them, variables that a
-function closes over or reads from its module, small numpy arrays, and generators.
+forward begins and put back for the replay, and afterwards is what it was before the replay: attributes of the cells
+that run (`training`, too) and of plain objects that they or the arguments hold, lists, dicts and sets in them,
+variables that a function closes over or reads from its module, small numpy arrays, and generators.
 
 One thing is left alone: plain Python values that the forward itself changes, and lists and dicts of them. A counter
 counts replays, too, as everybody expects of recomputation, and one that changes what is computed is caught by the

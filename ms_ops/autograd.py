@@ -12,6 +12,7 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor
+from mindspore._c_expression import MixedPrecisionType
 from mindspore._c_expression.amp import AmpLevel, get_curr_amp_strategy
 from mindspore.graph.api import _pynative_executor
 from mindspore.train.amp import AmpDecorator
@@ -49,18 +50,6 @@ def requires_grad(tensor: Tensor) -> bool:
     return tensor._requires_grad
 
 
-def alias(tensor: Tensor, tracked: bool) -> Tensor:
-    """The same storage as a new tensor without history; `tracked` makes it a leaf that autograd follows.
-
-    Anything that outlives a forward holds an alias: a result holds its gradient node, which holds the saved objects,
-    which would hold the result: a cycle that no collector sees, since it runs through C++.
-    """
-    result = ms.ops.stop_gradient(tensor)
-    if tracked:
-        result.requires_grad_()
-    return result
-
-
 class _CellPrecision(threading.local):
     """The precisions that cells with `to_float` set while they run, innermost last: MindSpore has no getter."""
 
@@ -89,6 +78,46 @@ def _follow_cell_precision() -> None:
     type(_pynative_executor).set_mixed_precision_type = followed
 
 
+@contextlib.contextmanager
+def _as_they_are() -> Iterator[None]:
+    _pynative_executor.set_mixed_precision_type(MixedPrecisionType.NOTSET)
+    try:
+        with contextlib.nullcontext() if get_curr_amp_strategy() is None else _no_amp():
+            yield
+    finally:
+        _pynative_executor.set_mixed_precision_type(MixedPrecisionType.NOTSET, False)
+
+
+def _no_amp() -> Any:
+    return AmpDecorator(AmpLevel.AmpO0, ms.float32, [], [])
+
+
+def without_precision() -> Any:
+    """Operators that run inside take tensors as they are, whatever precision the cell around has: ours are copies."""
+    if _cell_precision.stack or get_curr_amp_strategy() is not None:
+        return _as_they_are()
+    return contextlib.nullcontext()
+
+
+def alias(tensor: Tensor, tracked: bool) -> Tensor:
+    """The same storage as a new tensor without history; `tracked` makes it a leaf that autograd follows.
+
+    Anything that outlives a forward holds an alias: a result holds its gradient node, which holds the saved objects,
+    which would hold the result: a cycle that no collector sees, since it runs through C++.
+    """
+    with without_precision():
+        result = ms.ops.stop_gradient(tensor)
+    if tracked:
+        result.requires_grad_()
+    return result
+
+
+def result_like(tensor: Tensor, tracked: bool) -> Tensor:
+    """A copy that code may write into, as it may into a result: MindSpore refuses to write into a tracked leaf."""
+    with without_precision():
+        return alias(tensor, tracked).copy()
+
+
 class Ambient:
     """What an operator's result depends on besides its inputs, as it is when this object is made."""
 
@@ -114,15 +143,18 @@ class Ambient:
                 amp.get_amp_level(), amp.get_amp_dtype(), amp.get_white_list(), amp.get_black_list()
             )
         elif get_curr_amp_strategy() is not None:  # backward runs inside mixed precision, the forward did not
-            precision = AmpDecorator(AmpLevel.AmpO0, ms.float32, [], [])
-        if self.cell_precision is not None:
-            _pynative_executor.set_mixed_precision_type(self.cell_precision)
+            precision = _no_amp()
+        cell_precision = self.cell_precision
+        if cell_precision is None and _cell_precision.stack:  # a cell with another precision asks for this replay
+            cell_precision = MixedPrecisionType.NOTSET
+        if cell_precision is not None:
+            _pynative_executor.set_mixed_precision_type(cell_precision)
         try:
             with precision:
                 yield
         finally:
-            if self.cell_precision is not None:
-                _pynative_executor.set_mixed_precision_type(self.cell_precision, False)
+            if cell_precision is not None:
+                _pynative_executor.set_mixed_precision_type(cell_precision, False)
             ms.set_rng_state(now)
             _seed._KERNEL_SEED.clear()
             _seed._KERNEL_SEED.update(seeds)

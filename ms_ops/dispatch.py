@@ -92,13 +92,13 @@ def arguments(args: tuple) -> tuple:
     return args
 
 
-def parameters_read(args: tuple) -> list[Any]:
-    """The `param_info` of every parameter among an operator's arguments; those in a tuple or list, too."""
+def parameters_read(args: tuple) -> list[Tensor]:
+    """Aliases of the parameters among an operator's arguments; those in a tuple or list, too."""
     found = []
     for argument in arguments(args):
         for tensor in argument if isinstance(argument, (tuple, list)) else (argument,):
             if isinstance(tensor, Tensor) and tensor.param_info is not None:
-                found.append(tensor.param_info)
+                found.append(tensor)
     return found
 
 
@@ -179,6 +179,13 @@ def moving_statistics(args: tuple) -> list[Tensor]:
     """The moving statistics that an operator of kind STATE updates."""
     own = arguments(args)
     return [own[index] for index in _MOVING_STATISTICS if index < len(own) and isinstance(own[index], Tensor)]
+
+
+def meaningful(name: str, result: Any) -> Any:
+    """What of an operator's result has values: the CPU kernel of BatchNorm leaves the second and third as they were."""
+    if name in NORMALISATION_WITH_STATE and isinstance(result, (tuple, list)):
+        return [one for index, one in enumerate(result) if index not in (1, 2)]
+    return result
 
 
 def on_copies_of_state(args: tuple) -> tuple:

@@ -7,6 +7,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor
 
+from ms_ops.autograd import without_precision
+
 # what is used here is MindSpore's own, before `ms_ops.writes` wraps it for everybody else
 _set_data = Parameter.set_data
 _as_array, _from_array = Tensor.asnumpy, Tensor.from_numpy
@@ -49,7 +51,8 @@ def checksum(tensor: Tensor) -> int:
 
 def copy_of(tensor: Tensor) -> Tensor:
     """The same bytes in a storage of their own, without history; queued, so that later writes don't reach it."""
-    return ms.ops.stop_gradient(tensor).copy()
+    with without_precision():
+        return ms.ops.stop_gradient(tensor).copy()
 
 
 def rebind(parameter: Parameter, tensor: Tensor) -> None:
@@ -57,20 +60,13 @@ def rebind(parameter: Parameter, tensor: Tensor) -> None:
     _set_data(parameter, tensor)
 
 
-_WITH_NUMPY = {
-    ms.float16: np.float16,
-    ms.float32: np.float32,
-    ms.float64: np.float64,
-    ms.int32: np.int32,
-    ms.int64: np.int64,
-    ms.bool_: np.bool_,
-}
+_WITH_NUMPY = {ms.float16: np.float16, ms.float32: np.float32, ms.float64: np.float64}
 
 
 def untouched(shape: tuple[int, ...], dtype: Any) -> Tensor | None:
-    """A tensor that nobody reads: its memory is not touched, so that it takes none. None if numpy lacks the type."""
+    """Zeros that nobody reads: their memory is not touched, so that they take none. None if numpy lacks the type."""
     kind = _WITH_NUMPY.get(dtype)
-    return None if kind is None or not shape else _from_array(np.empty(shape, kind))
+    return None if kind is None or not shape else _from_array(np.zeros(shape, kind))
 
 
 def is_on_host() -> bool:

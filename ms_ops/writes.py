@@ -7,6 +7,7 @@ hears when one is given out. Seen in MindSpore 2.9.0 and 2.10.0.
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
+from mindspore.graph.api import _pynative_executor
 from mindspore.ops import primitive as _primitive
 
 
@@ -73,10 +75,23 @@ _WRITING_METHODS = (
 )
 """Methods of `Tensor` that write into it; those a version doesn't have are left out."""
 
-_READING_METHODS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__str__", "__repr__")
+_READING_METHODS = (
+    "item",
+    "tolist",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__str__",
+    "__repr__",
+    "get_bytes",
+)
 """Methods of `Tensor` that bring values to host, besides `asnumpy`."""
 
-_WRITING_PRIMITIVES = ("Assign", "Inplace", "Scatter", "Apply", "SparseApply", "Fused", "Adam", "Momentum", "SGD")
+_WRITING_FIRST = ("Assign", "Inplace", "Scatter")
+"""Old primitives whose name begins so write into their first argument."""
+
+_WRITING_ALL = ("Apply", "SparseApply", "Fused", "Adam", "Momentum", "SGD")
 """Old primitives whose name begins so write into those of their arguments that are parameters."""
 
 _OPTIMIZERS = (("mindspore.nn.optim.optimizer", "Optimizer"), ("mindspore.experimental.optim.optimizer", "Optimizer"))
@@ -95,6 +110,9 @@ def observe(observer: Observer) -> None:
     for name in _WRITING_METHODS:
         if hasattr(Tensor, name):
             setattr(Tensor, name, _writing(getattr(Tensor, name), f"Tensor.{name}"))
+    data: Any = Tensor.data
+    assign = _writing(lambda tensor, value: data.__set__(tensor, value), "x.data = v", rebinds=lambda tensor: True)
+    Tensor.data = property(data.__get__, assign, doc=data.__doc__)
     Parameter.set_data = _writing(Parameter.set_data, "Parameter.set_data", rebinds=lambda tensor: True)
     for name in _READING_METHODS:
         setattr(Tensor, name, _reading(getattr(Tensor, name)))
@@ -107,16 +125,33 @@ def observe(observer: Observer) -> None:
 
 
 def _item_assignment_rebinds(tensor: Tensor) -> bool:
-    """While a gradient is recorded, `x[...] = v` gives a tracked tensor a new storage (2.9, 2.10)."""
-    return tensor._requires_grad and import_module("mindspore.graph.api")._pynative_executor.grad_flag()
+    """While a gradient is recorded, `x[...] = v` gives a tracked tensor a new storage (2.9, 2.10).
+
+    It also does for others, but not for every view of them: those count as written in place.
+    """
+    return tensor._requires_grad and not isinstance(tensor, Parameter) and _pynative_executor.grad_flag()
+
+
+class _Inside(threading.local):
+    """Writers call one another: only the outermost is heard."""
+
+    write = False
+
+
+_inside = _Inside()
 
 
 def _writing(write: Any, how: str, rebinds: Callable[[Tensor], bool] = lambda tensor: False) -> Any:
     @functools.wraps(write)
     def observed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if _observer.active and isinstance(tensor, Tensor):
-            _observer.writes(tensor, how, rebinds(tensor))
-        return write(tensor, *args, **kwargs)
+        if not _observer.active or _inside.write or not isinstance(tensor, Tensor):
+            return write(tensor, *args, **kwargs)
+        _observer.writes(tensor, how, rebinds(tensor))
+        _inside.write = True
+        try:
+            return write(tensor, *args, **kwargs)
+        finally:
+            _inside.write = False
 
     return observed
 
@@ -168,8 +203,8 @@ def _stepping(step: Any) -> Any:
 def _running(run: Any) -> Any:
     @functools.wraps(run)
     def observed(primitive: Any, name: str, args: tuple) -> Any:
-        if _observer.active and name.startswith(_WRITING_PRIMITIVES):
-            for argument in args:
+        if _observer.active and not _inside.write and name.startswith((*_WRITING_FIRST, *_WRITING_ALL)):
+            for argument in args[:1] if name.startswith(_WRITING_FIRST) else args:
                 if isinstance(argument, Parameter):
                     _observer.writes(argument, f"operator {name}", False)
         return run(primitive, name, args)

@@ -16,7 +16,7 @@ from hyper_parallel.core.activation_memory.changes import Watch, live
 from hyper_parallel.core.activation_memory.scopes import Kept
 from hyper_parallel.core.activation_memory.written import Written
 from ms_ops.autograd import wait_for_operators
-from ms_ops.tensors import address_of, view_of
+from ms_ops.tensors import view_of
 from tests.helpers import RECOMPUTE, SAVE, Layer, Stack, numbers, on
 
 X = numbers(2, 4)
@@ -44,7 +44,7 @@ def test_a_parameter_is_found_if_an_operator_has_read_it() -> None:
     watch, weight = Watch("block"), Parameter(numbers(2), name="w")
     watch.add("a weight", weight)
     assert watch.finds(written(weight)) is None
-    watch.add_parameter(weight.param_info)
+    watch.add_parameter(weight)
     assert watch.finds(written(weight)) == "a weight"
 
 
@@ -74,7 +74,7 @@ def test_the_first_write_is_the_one_that_is_named() -> None:
 def exposed(watch: Watch, tensor: Tensor) -> np.ndarray:
     """An array over the tensor, which the watch hears of."""
     array = view_of(tensor)
-    watch.expose(tensor, address_of(array), address_of(array) + array.nbytes)
+    watch.expose(tensor)
     return array
 
 
@@ -102,7 +102,7 @@ def test_an_array_that_is_given_out_again_is_compared_with_the_first_time() -> N
 
 def test_an_array_over_a_weight_that_is_read_is_looked_at() -> None:
     watch, weight = Watch("block"), Parameter(result(), name="w")
-    watch.add_parameter(weight.param_info)
+    watch.add_parameter(weight)
     exposed(watch, weight)[0] = 7.0
     with pytest.raises(ReplayMismatchError, match=r"block: a weight \(parameter w, .* through a numpy array"):
         watch.verify()
@@ -116,7 +116,7 @@ def test_an_array_over_a_weight_that_is_not_read_is_not_looked_at() -> None:
 
 def test_an_array_over_a_weight_that_the_region_itself_changes_is_not_looked_at() -> None:
     watch, weight = Watch("block"), Parameter(result(), name="w")
-    watch.add_parameter(weight.param_info)
+    watch.add_parameter(weight)
     watch.updates(weight.param_info)
     exposed(watch, weight)[0] = 7.0
     watch.verify()

@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import functools
 import random
+import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -287,9 +289,31 @@ def test_the_region_itself_is_reached_whatever_its_policy() -> None:
 
 
 def test_what_the_standard_library_defines_is_left_alone() -> None:
-    counter = collections.Counter()
-    counter.value = OLD  # type: ignore[attr-defined]
-    assert unchanged_in_a_replay(Holds(counter), Set(counter), lambda: counter.value)  # type: ignore[attr-defined]
+    local = threading.local()
+    local.value = OLD
+    assert unchanged_in_a_replay(Holds(local), Set(local), lambda: local.value)
+
+
+@pytest.mark.parametrize("kind", [types.SimpleNamespace, collections.UserDict, collections.Counter])
+def test_plain_objects_of_the_standard_library_are_put_back(kind: Any) -> None:
+    thing = kind()
+    thing.value = OLD
+    assert not unchanged_in_a_replay(Holds(thing), Set(thing), lambda: thing.value)
+
+
+@pytest.mark.parametrize(
+    "wrapped", [lambda t: (t, 1), lambda t: [t], lambda t: {"h": (t,)}, lambda t: types.SimpleNamespace(h=t)]
+)
+def test_tensors_in_a_value_that_is_assigned_anew_are_put_back(wrapped: Callable[[Tensor], Any]) -> None:
+    cell = Holds(wrapped(OLD))
+    before = cell.value
+
+    def forward() -> None:
+        cell.value = wrapped(NEW)
+
+    with replay(cell, forward):
+        assert cell.value is before
+    assert cell.value is not before
 
 
 def test_of_mindspores_own_cells_training_alone_is_looked_at() -> None:

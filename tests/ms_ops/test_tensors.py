@@ -196,15 +196,15 @@ def test_rebinding_is_not_heard_as_a_write(recorder: Recorder) -> None:
 # ---- tensors that nobody reads
 
 
-@pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64, ms.int32, ms.int64, ms.bool_], ids=str)
+@pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64], ids=str)
 def test_an_untouched_tensor_has_shape_and_dtype(dtype: Any) -> None:
     tensor = untouched((2, 3), dtype)
     assert tensor is not None
     assert (tensor.shape, tensor.dtype) == ((2, 3), dtype)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((2,), ms.bfloat16), ((2,), ms.complex64), ((), ms.float32)])
-def test_there_is_no_untouched_tensor_of_a_dtype_that_numpy_lacks_nor_a_number(shape: tuple, dtype: Any) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), [((2,), ms.bfloat16), ((2,), ms.int32), ((), ms.float32)])
+def test_there_is_no_untouched_tensor_that_may_become_a_shape_nor_a_number(shape: tuple, dtype: Any) -> None:
     assert untouched(shape, dtype) is None
 
 

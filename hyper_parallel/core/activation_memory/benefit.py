@@ -8,7 +8,7 @@ from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.errors import NoBenefitWarning
-from ms_ops.autograd import gradient_weights, is_parameter
+from ms_ops.autograd import alias, gradient_weights, is_parameter
 from ms_ops.tensors import storage_of
 
 _looked_at: set[str] = set()
@@ -27,7 +27,7 @@ class Benefit:
     def __init__(self, path: str, arguments: Any) -> None:
         self._path = path
         self._inputs = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor) and not is_parameter(leaf)]
-        self._saved: dict[int, int] = {}
+        self._saved: dict[int, Tensor] = {}
 
     @classmethod
     def of_new(cls, path: str, arguments: Any) -> "Benefit | None":
@@ -40,13 +40,13 @@ class Benefit:
     def saved(self, tensor: Tensor) -> None:
         """Backward needs this tensor, which the region doesn't keep."""
         if not is_parameter(tensor):
-            self._saved[storage_of(tensor)] = tensor.nbytes
+            self._saved[storage_of(tensor)] = alias(tensor, tracked=False)  # so that the address isn't used again
 
     def check(self, output: Any) -> None:
         """The forward has ended: warn if nothing but inputs and outputs was saved, which live anyway."""
         kept = {storage_of(tensor): tensor.nbytes for tensor in self._inputs}
         given = {storage_of(leaf) for leaf in leaves(output) if isinstance(leaf, Tensor)}
-        freed = sum(size for storage, size in self._saved.items() if storage not in kept and storage not in given)
+        freed = sum(one.nbytes for storage, one in self._saved.items() if storage not in kept and storage not in given)
         if not freed:
             _warn(
                 self._path,

@@ -21,7 +21,7 @@ from hyper_parallel.core.activation_memory.scopes import current, open_scopes, w
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import is_parameter
-from ms_ops.tensors import address_of, checksum, view_of
+from ms_ops.tensors import checksum, storage_of
 from ms_ops.writes import is_exposed, observe
 
 
@@ -36,8 +36,8 @@ class Watch:
         self._path = path
         self._changed = ""
         self._tensors: list[tuple[str, weakref.ref[Tensor]]] = []
-        self.parameters: dict[int, Any] = {}
-        """The `param_info` of parameters that are read, by their id, which stays taken as long as they are here."""
+        self.parameters: dict[int, tuple[Any, Tensor]] = {}
+        """Parameters that are read, by the id of their `param_info`: that, so that the id stays taken, and an alias."""
         self._updated: dict[int, Any] = {}
         self._checks: dict[int, tuple[str, weakref.ref[Tensor], int]] = {}
 
@@ -48,9 +48,15 @@ class Watch:
         if is_exposed(tensor):
             self._check(what, tensor)
 
-    def add_parameter(self, info: Any) -> None:
+    def add_parameter(self, alias: Tensor) -> None:
         """Watch a parameter that an operator has read."""
-        self.parameters.setdefault(id(info), info)
+        info = alias.param_info
+        self.parameters.setdefault(id(info), (info, alias))
+
+    def include(self, inner: "Watch") -> None:
+        """A region inside has run: what it reads and changes, its replay inside this one's does, too."""
+        self.parameters.update(inner.parameters)
+        self._updated.update(inner._updated)
 
     def updates(self, info: Any) -> None:
         """The region itself changes this parameter."""
@@ -64,6 +70,8 @@ class Watch:
             tensor = ref()
             if tensor is not None and written.reaches(tensor):
                 return what
+        if any(written.reaches_storage_of(alias) for _, alias in self.parameters.values()):
+            return "a weight"  # through its `data`, a view, or another alias that doesn't know
         return None
 
     def write(self, what: str, written: Written) -> None:
@@ -75,18 +83,17 @@ class Watch:
                 f"backward, write into a copy, or give the cell the policy MUST_SAVE"
             )
 
-    def expose(self, exposed: Tensor, begin: int, end: int) -> None:
-        """An array over the bytes of a tensor, which are at these addresses, is given out."""
+    def expose(self, exposed: Tensor) -> None:
+        """An array over the bytes of a tensor is given out."""
         if is_parameter(exposed):
             if id(exposed.param_info) in self.parameters:
                 self._check("a weight", exposed)
             return
+        storage = storage_of(exposed)
         for what, ref in self._tensors:
             tensor = ref()
-            if tensor is not None and tensor.nbytes:
-                address = address_of(view_of(tensor))
-                if begin < address + tensor.nbytes and address < end:
-                    self._check(what, tensor)
+            if tensor is not None and (tensor is exposed or (storage and storage_of(tensor) == storage)):
+                self._check(what, tensor)
 
     def verify(self) -> None:
         """Check that nothing was written since the forward.
@@ -160,9 +167,8 @@ class _Live:
                 one.wrote(written)
 
     def exposes(self, tensor: Tensor, array: np.ndarray) -> None:
-        begin = address_of(array)
         for invocation in self.invocations():
-            invocation.watch.expose(tensor, begin, begin + max(array.nbytes, 1))
+            invocation.watch.expose(tensor)
 
     def reads(self) -> None:
         for scope in open_scopes():

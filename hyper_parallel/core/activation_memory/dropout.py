@@ -1,8 +1,8 @@
 """Dropout as a replay reads it: one bit for each element instead of a mask and a result in floating point.
 
-MindSpore's CPU kernel gives `x * mask * (1 / keep)`, computed in float32 for float16; the mask is 0 or 1. So the bits
-of the mask and the replay's own `x` give the same result, bit for bit. That is checked once for each `keep` and dtype,
-against what the kernel gave; what doesn't agree is kept as it is.
+MindSpore's CPU kernel gives `x * mask * (1 / keep)`, for float16 `x * (1 / keep)` in float32, rounded, times the mask;
+the mask is 0 or 1. So the bits of the mask and the replay's own `x` give the same result, bit for bit. That is checked
+once for each `keep` and dtype, against what the kernel gave; what doesn't agree is kept as it is.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.written import Written
-from ms_ops.autograd import alias, requires_grad
+from ms_ops.autograd import alias, requires_grad, result_like
 from ms_ops.dispatch import keep_probability
 from ms_ops.tensors import is_on_host, over, view_of
 
@@ -57,12 +57,13 @@ class PackedDropout:
         mask: What stands for the mask.
     """
 
-    __slots__ = ("_given", "_keep", "_mask", "_tracked", "_x")
+    __slots__ = ("_given", "_is_written", "_keep", "_mask", "_tracked", "_x")
 
     def __init__(self, args: tuple, result: Any, mask: PackedMask) -> None:
         self._keep = keep_probability(args)
         self._mask = mask
         self._tracked = requires_grad(result[0])
+        self._is_written = False
         self._given: Tensor | None = alias(result[0], tracked=False)
         self._x = None if (self._keep, mask.dtype) in _agrees else alias(args[2][0], tracked=False)
 
@@ -94,16 +95,18 @@ class PackedDropout:
         given = self._given
         if given is None:
             given = _result(alias(x, tracked=False), self._mask.get(), self._keep)
-        return alias(given, self._tracked), self._mask.get()
+        return (result_like if self._is_written else alias)(given, self._tracked), self._mask.get()
 
     def rescue(self, written: Written) -> None:
         """One of the results is about to be written."""
+        self._is_written = self._is_written or written.rebinds
         if self._given is not None and (written.reaches(self._given) or written.reaches(self._mask.get())):
+            self._is_written = True
             self.pack()
 
 
 def _result(x: Tensor, mask: Tensor, keep: float) -> Tensor:
     scale = float(np.float32(1) / np.float32(keep))
     if x.dtype == ms.float16:
-        return (x.astype(ms.float32) * mask.astype(ms.float32) * scale).astype(ms.float16)
+        return (x.astype(ms.float32) * scale).astype(ms.float16) * mask
     return x * mask * scale

@@ -11,11 +11,11 @@ from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.dispatch import MATRIX_PRODUCTS
+from ms_ops.dispatch import MATRIX_PRODUCTS, meaningful
 from ms_ops.tensors import checksum, untouched
 
-Entry = tuple[str, tuple, Any, Any]
-"""Name, plain arguments, results, checksums of the results (None unless asked for)."""
+Entry = tuple[str, tuple, Any, Any, tuple]
+"""Name, plain arguments, results, checksums of the results (None unless asked for), the `param_info` of parameters."""
 
 REMEDY = (
     "the region must do the same each time it runs with the same inputs; give the cell that holds this operator the "
@@ -86,17 +86,20 @@ class OperatorLog:
         """Backward needs this tensor, the result of some operator that has run, or an input."""
         count = len(self.entries)
         if count and self.needed < count:
-            name, _, results, _ = self.entries[-1]
+            name, _, results, *_ = self.entries[-1]
             self.needed = count - (name in MATRIX_PRODUCTS and results != (tensor.shape, tensor.dtype))
 
-    def write(self, name: str, args: tuple, result: Any) -> None:
-        """An operator has run in the forward."""
-        sums = checksums_of(result) if self.values else None
-        self.entries.append((name, plain_arguments(args), results_of(result), sums))
+    def write(self, name: str, args: tuple, result: Any, parameters: Iterable[Tensor] = ()) -> None:
+        """An operator has run in the forward; `parameters` are those among its arguments."""
+        sums = checksums_of(meaningful(name, result)) if self.values else None
+        infos = tuple(parameter.param_info for parameter in parameters)
+        self.entries.append((name, plain_arguments(args), results_of(result), sums, infos))
+        if not (isinstance(result, Tensor) and result.is_floating_point()):
+            self.need()  # a number may become a shape: MindSpore reads it without a word
 
     def write_once(self, name: str) -> None:
         """An operator has run whose result the replay will read."""
-        self.entries.append((name, (), None, None))
+        self.entries.append((name, (), None, None, ()))
 
 
 class LogReader:
@@ -130,11 +133,17 @@ class LogReader:
         if self._entries[index][0] != name:
             raise self._differs(name, describe(self._entries[index]))
 
-    def ran(self, name: str, args: tuple, result: Any) -> None:
+    def ran(self, name: str, args: tuple, result: Any, parameters: Iterable[Tensor] = ()) -> None:
         """The operator that began has run."""
         entry = self._compare(name, args, results_of(result))
+        infos = tuple(parameter.param_info for parameter in parameters)
+        if len(infos) != len(entry[4]) or any(one is not other for one, other in zip(infos, entry[4], strict=True)):
+            raise self._differs(
+                f"{describe(entry)} of {_names(infos)}",
+                f"the same of {_names(entry[4])}",
+            )
         if self._values:
-            sums = checksums_of(result)
+            sums = checksums_of(meaningful(name, result))
             if sums != entry[3]:
                 raise self._differs(f"{describe(entry)} with checksum {sums}", f"the same with checksum {entry[3]}")
 
@@ -145,14 +154,14 @@ class LogReader:
     def _compare(self, name: str, args: tuple, results: Any) -> Entry:
         entry, arguments = self._entries[self._next - 1], plain_arguments(args)
         if entry[2] != results or (entry[1] != arguments and repr(entry[1]) != repr(arguments)):  # nan is not nan
-            raise self._differs(describe((name, arguments, results, None)), describe(entry))
+            raise self._differs(describe((name, arguments, results, None, ())), describe(entry))
         return entry
 
     def stand_in(self, name: str) -> Tensor | None:
         """A tensor like the result of the operator that comes next, if nobody will read it."""
         if not self._needed <= self._next < len(self._entries):
             return None
-        expected, _, results, _ = self._entries[self._next]
+        expected, _, results, *_ = self._entries[self._next]
         return untouched(*results) if expected == name and isinstance(results, tuple) else None
 
     def finish(self) -> None:
@@ -172,9 +181,13 @@ class LogReader:
 
 def describe(entry: Entry) -> str:
     """An operator with its plain arguments and results, for messages."""
-    name, arguments, results, _ = entry
+    name, arguments, results, *_ = entry
     text = name + (f"{arguments!r}" if arguments else "")
     return text if results is None else f"{text} -> {_results(results)}"
+
+
+def _names(infos: tuple) -> str:
+    return ", ".join(f"parameter {info.name}" for info in infos) or "no parameter"
 
 
 def _results(results: Any) -> str:

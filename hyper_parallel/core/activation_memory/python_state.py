@@ -45,7 +45,9 @@ from ms_ops.tensors import copy_of
 _MOST_ITEMS = 1000
 _MOST_BYTES = 1 << 16
 _ABSENT = object()
-_COLLECTIONS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+_COLLECTIONS = (list, dict, set, collections.deque)
+_PLAIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
+"""Classes of the standard library whose instances are what a user puts into them."""
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"builtins", "mindspore", "numpy", "hyper_parallel", "ms_ops"}
 _FIXED = (type, types.ModuleType, types.BuiltinFunctionType, Primitive)
 """What a module is made of, and what no code changes."""
@@ -112,15 +114,12 @@ class PythonState:
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Everything as it was, inside; as it is, afterwards."""
-        undo = []
-        try:
+        with contextlib.ExitStack() as after:
             for holder in self._holders:
-                undo.append(holder.restore())
-            yield
-        finally:
-            for put_back in reversed(undo):
+                put_back = holder.restore()
                 if put_back is not None:
-                    put_back()
+                    after.callback(put_back)
+            yield
 
     def rescue(self, written: Written) -> None:
         """The region itself is about to write a tensor that waits here: keep a copy."""
@@ -159,15 +158,17 @@ class PythonState:
 
     def _visit_object(self, what: str, value: Any, kind: type) -> None:
         self._seen.add(id(value))
-        if kind in _COLLECTIONS:
+        if isinstance(value, _COLLECTIONS):
             if len(value) <= _MOST_ITEMS:
                 self._hold(Collection(value, what))
+            if hasattr(value, "__dict__"):
+                self._hold(Namespace(value.__dict__, what))
         elif isinstance(value, np.ndarray):
             if value.nbytes <= _MOST_BYTES and value.flags.writeable and not value.dtype.hasobject:
                 self._hold(Array(value, what))
         elif isinstance(value, GENERATORS):
             self._hold(Generator(value, what))
-        elif hasattr(value, "__dict__") and not _is_foreign(kind.__module__):
+        elif isinstance(value, _PLAIN_OBJECTS) or (hasattr(value, "__dict__") and not _is_foreign(kind.__module__)):
             self._hold(Namespace(value.__dict__, what))
 
     def enter(self, cell: nn.Cell, what: str = "") -> None:
@@ -214,7 +215,7 @@ class PythonState:
     def _hold(self, holder: Holder, collections_too: bool = True) -> None:
         self._holders.append(holder)
         for what, value in holder.children():
-            if collections_too or type(value) not in _COLLECTIONS:
+            if collections_too or not isinstance(value, _COLLECTIONS):
                 self._visit(what, value)
             elif len(value) <= _MOST_ITEMS:
                 for item in values_of(value):

@@ -26,21 +26,25 @@ from hyper_parallel.core.activation_memory.tape import Tape
 from hyper_parallel.core.activation_memory.trees import leaves, map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.autograd import Ambient, alias, is_parameter, replay_recording, requires_grad
+from ms_ops.autograd import Ambient, alias, is_parameter, replay_recording, requires_grad, result_like
 from ms_ops.tensors import copy_of, rebind
 
 
 class _Input:
     """A tensor input that doesn't wait as itself: on host, replayed by an enclosing region, or a copy."""
 
-    __slots__ = ("packed", "tracked")
+    __slots__ = ("is_written", "original", "packed", "tracked")
 
-    def __init__(self, packed: Any, tracked: bool) -> None:
+    def __init__(self, packed: Any, original: Tensor, is_written: bool = False) -> None:
         self.packed = packed
-        self.tracked = tracked
+        self.original = weakref.ref(original)
+        self.tracked = requires_grad(original)
+        self.is_written = is_written
 
     def get(self) -> Tensor:
-        return alias(self.packed.get(), self.tracked)
+        return (
+            result_like(self.packed.get(), self.tracked) if self.is_written else alias(self.packed.get(), self.tracked)
+        )
 
 
 def offer_inputs(pack: Callable[[Tensor], Any] | None, args: tuple, kwargs: dict) -> Any:
@@ -53,7 +57,7 @@ def offer_inputs(pack: Callable[[Tensor], Any] | None, args: tuple, kwargs: dict
         if pack is None or not isinstance(leaf, Tensor) or is_parameter(leaf):
             return leaf
         packed = pack(leaf)
-        return leaf if isinstance(packed, Kept) else _Input(packed, requires_grad(leaf))
+        return leaf if isinstance(packed, Kept) else _Input(packed, leaf)
 
     return map_leaves(waits, (args, kwargs))
 
@@ -96,7 +100,11 @@ class Invocation:
         with entered(Recording(self)), self._forward_context:
             output = self._body(*args, **kwargs)
         self._state.seal()
-        self.tape.pack()
+        with unseen():
+            self.tape.pack()
+        for scope in open_scopes():
+            if isinstance(scope, Recording):
+                scope.invocation.watch.include(self.watch)
         if self.benefit is not None:
             self.benefit.check(output)
             self.benefit = None
@@ -155,7 +163,9 @@ class Invocation:
 
             def rescued(leaf: Any) -> Any:
                 if isinstance(leaf, Tensor) and not is_parameter(leaf) and written.reaches(leaf):
-                    return _Input(Kept(copy_of(leaf)), requires_grad(leaf))
+                    return _Input(Kept(copy_of(leaf)), leaf, is_written=True)
+                if isinstance(leaf, _Input) and not leaf.is_written and written.tensor is leaf.original():
+                    leaf.is_written = True
                 return leaf
 
             self._inputs = map_leaves(rescued, self._inputs)
@@ -173,9 +183,17 @@ class Invocation:
             check_whole_net(self.path, self.watch.parameters, self._replayed_bytes)
         assert self._provided is not None
         scope = Replaying(self)
-        with replay_recording(), self._ambient.restored(), self._provided.restored(), self._state.restored():
+        with replay_recording():
+            # before the precision of the forward is restored, which would cast them
             args, kwargs = map_leaves(lambda leaf: leaf.get() if isinstance(leaf, _Input) else leaf, self._inputs)
-            with self._parameters_restored(), entered(scope), self._replay_context:
+            with (
+                self._parameters_restored(),
+                self._ambient.restored(),
+                self._provided.restored(),
+                self._state.restored(),
+                entered(scope),
+                self._replay_context,
+            ):
                 self._body(*args, **kwargs)
         scope.finish()
         self._replayed = True

@@ -80,12 +80,13 @@ class Recording(Scope):
 
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         kind = kind_of(name)
-        for info in parameters_read(args):
-            self.invocation.watch.add_parameter(info)
+        parameters = parameters_read(args)
+        for parameter in parameters:
+            self.invocation.watch.add_parameter(parameter)
         if kind is Kind.PLAIN:
             placed = len(self.invocation.placeholders)
             result = run(*args)
-            self._log.write(name, arguments(args), result)
+            self._log.write(name, arguments(args), result, parameters)
             if len(self.invocation.placeholders) != placed:
                 self._log.need()  # an old primitive, which saves while it runs: perhaps its own result
             return result
@@ -98,7 +99,7 @@ class Recording(Scope):
                 if is_parameter(statistic):
                     self.invocation.watch.updates(statistic.param_info)
         result = run(*args)
-        self._log.write(name, arguments(args), result)
+        self._log.write(name, arguments(args), result, parameters)
         self._log.need()
         return result
 
@@ -176,7 +177,7 @@ class _Repeating(Scope):
         if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
             return self._recorded(name, args)
         result = run(*(on_copies_of_state(args) if kind is Kind.STATE else args))
-        self._log.ran(name, arguments(args), result)
+        self._log.ran(name, arguments(args), result, parameters_read(args))
         return result
 
     def _recorded(self, name: str, args: tuple) -> Any:

@@ -3,17 +3,20 @@
 import collections
 import operator
 import random
+import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from hyper_parallel.core.activation_memory.trees import map_leaves
 from ms_ops.autograd import alias, requires_grad
 
 _CELLS_OWN = frozenset(vars(nn.Cell())) - {"training"}
 """Attributes that every cell has: MindSpore's own business."""
 _ABSENT = object()
+_MOST_ITEMS_LOOKED_AT = 100
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 Function = Callable[[Any], Any]
@@ -134,7 +137,13 @@ class Closed(Holder):
         if now is before or before is _ABSENT or (self._changed and not _is_data(before) and not _is_data(now)):
             return None
         self.owner.cell_contents = before
-        return lambda: setattr(self.owner, "cell_contents", _after_replay(before, now, self._read()))
+        return lambda: self._write(_after_replay(before, now, self._read()))
+
+    def _write(self, value: Any) -> None:
+        if value is _ABSENT:
+            del self.owner.cell_contents
+        else:
+            self.owner.cell_contents = value
 
 
 class Collection(Holder):
@@ -225,8 +234,22 @@ class Generator(Holder):
             self.owner.setstate(state)
 
 
-def _is_data(value: Any) -> bool:
-    return isinstance(value, (Tensor, np.ndarray))
+def _is_data(value: Any, levels: int = 3) -> bool:
+    """Whether a value is a tensor or array, or a container or plain object with one in it."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return True
+    items = _items_of(value) if levels else ()
+    return len(items) <= _MOST_ITEMS_LOOKED_AT and any(_is_data(item, levels - 1) for item in items)
+
+
+def _items_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, (tuple, list, set, collections.deque)):
+        return value
+    if isinstance(value, (nn.Cell, type, types.ModuleType)):
+        return ()
+    return vars(value).values() if hasattr(value, "__dict__") else ()
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -254,5 +277,7 @@ def values_of(held: Any) -> Any:
 
 def without_history(value: Any) -> Any:
     """A result of an operator would keep its graph while it waits."""
-    tracked = isinstance(value, Tensor) and not isinstance(value, Parameter) and requires_grad(value)
-    return alias(value, tracked=True) if tracked else value
+    if isinstance(value, Tensor):
+        tracked = not isinstance(value, Parameter) and requires_grad(value)
+        return alias(value, tracked=True) if tracked else value
+    return map_leaves(without_history, value) if isinstance(value, tuple) and _is_data(value) else value

@@ -92,12 +92,8 @@ class ProvidedState:
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """The state as it was, inside; as it is, afterwards."""
-        now: list[tuple[StateProvider, Any]] = []
-        try:
+        with contextlib.ExitStack() as after:  # every state is put back, even if putting one back fails
             for provider, state in self._states:
-                now.append((provider, provider.get()))
+                after.callback(provider.set, provider.get())
                 provider.set(state)
             yield
-        finally:
-            for provider, state in reversed(now):
-                provider.set(state)

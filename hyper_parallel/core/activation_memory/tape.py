@@ -15,22 +15,24 @@ from hyper_parallel.core.activation_memory.operator_log import REMEDY, OperatorL
 from hyper_parallel.core.activation_memory.trees import map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.autograd import alias, is_parameter, requires_grad
+from ms_ops.autograd import alias, is_parameter, requires_grad, result_like
 from ms_ops.tensors import copy_of
 
 
 class _Saved:
     """A tensor on a tape; `tensor` is the tensor itself or something on host with `get()`."""
 
-    __slots__ = ("original", "tensor", "tracked")
+    __slots__ = ("is_written", "original", "tensor", "tracked")
 
     def __init__(self, tensor: Any, tracked: bool, original: Tensor) -> None:
         self.tensor = tensor
         self.tracked = tracked
         self.original = weakref.ref(original)
+        self.is_written = False
 
     def get(self) -> Tensor:
-        return alias(self.tensor if isinstance(self.tensor, Tensor) else self.tensor.get(), self.tracked)
+        tensor = self.tensor if isinstance(self.tensor, Tensor) else self.tensor.get()
+        return result_like(tensor, self.tracked) if self.is_written else alias(tensor, self.tracked)
 
     def is_reached(self, written: Written) -> bool:
         if not isinstance(self.tensor, Tensor):
@@ -95,8 +97,9 @@ class Tape:
     def rescue(self, written: Written) -> None:
         """The region itself is about to write a result that its replay will read: keep a copy."""
         for _, saved in self._saved:
+            saved.is_written = saved.is_written or written.rebinds  # perhaps this one: only its object would tell
             if saved.is_reached(written):
-                saved.tensor = copy_of(saved.tensor)
+                saved.tensor, saved.is_written = copy_of(saved.tensor), True
         for _, entry in self.entries:
             if isinstance(entry, PackedDropout):
                 entry.rescue(written)

@@ -20,7 +20,7 @@ class Written:
         self.how = how
         self.parameter = tensor.param_info
         """MindSpore's record of the parameter, the same object for every alias; None if it is no parameter."""
-        self._rebinds = rebinds
+        self.rebinds = rebinds
         self._storage: int | None = None
 
     def reaches(self, other: Tensor) -> bool:
@@ -29,13 +29,17 @@ class Written:
             return True
         if self.parameter is not None or is_parameter(other):
             return self.parameter is not None and other.param_info is self.parameter
-        if self._rebinds or other.dtype != self.tensor.dtype:
+        return self.reaches_storage_of(other)
+
+    def reaches_storage_of(self, other: Tensor) -> bool:
+        """Whether both lie in one storage, whatever is known of them."""
+        if self.rebinds or other.dtype != self.tensor.dtype:
             return False
         return self.reaches_storage(storage_of(other))
 
     def reaches_storage(self, storage: int) -> bool:
         """Whether the tensor whose storage begins here is written; 0 is none."""
-        if self._rebinds or self.parameter is not None:
+        if self.rebinds or self.parameter is not None:
             return False
         if self._storage is None:
             self._storage = storage_of(self.tensor)

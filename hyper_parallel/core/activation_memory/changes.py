@@ -46,7 +46,7 @@ class Watch:
         if not is_parameter(tensor):
             self._tensors.append((what, weakref.ref(tensor)))
         if is_exposed(tensor):
-            self._check(what, tensor)
+            self.check(what, tensor)
 
     def add_parameter(self, alias: Tensor) -> None:
         """Watch a parameter that an operator has read."""
@@ -87,13 +87,13 @@ class Watch:
         """An array over the bytes of a tensor is given out."""
         if is_parameter(exposed):
             if id(exposed.param_info) in self.parameters:
-                self._check("a weight", exposed)
+                self.check("a weight", exposed)
             return
         storage = storage_of(exposed)
         for what, ref in self._tensors:
             tensor = ref()
             if tensor is not None and (tensor is exposed or (storage and storage_of(tensor) == storage)):
-                self._check(what, tensor)
+                self.check(what, tensor)
 
     def verify(self) -> None:
         """Check that nothing was written since the forward.
@@ -117,8 +117,9 @@ class Watch:
     def _reads_only(self, info: Any) -> bool:
         return id(info) in self.parameters and id(info) not in self._updated
 
-    def _check(self, what: str, tensor: Tensor) -> None:
-        if id(tensor) not in self._checks:
+    def check(self, what: str, tensor: Tensor) -> None:
+        """Take a checksum, to be compared when the replay begins."""
+        if tensor.nbytes and id(tensor) not in self._checks:
             self._checks[id(tensor)] = what, weakref.ref(tensor), checksum(tensor)
 
 
@@ -169,6 +170,8 @@ class _Live:
     def exposes(self, tensor: Tensor, array: np.ndarray) -> None:
         for invocation in self.invocations():
             invocation.watch.expose(tensor)
+            for what, result in invocation.tape.over(tensor):
+                invocation.watch.check(what, result)
 
     def reads(self) -> None:
         for scope in open_scopes():

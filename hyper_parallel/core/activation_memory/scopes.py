@@ -67,10 +67,7 @@ class Kept(Watched):
     __slots__ = ("_tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
-        if is_parameter(tensor):
-            self.changed = ""  # its user writes it on purpose, and plain reads what is written
-        else:
-            super().__init__()
+        super().__init__()
         self._tensor = alias(tensor, tracked=False) if requires_grad(tensor) and not is_parameter(tensor) else tensor
 
     def get(self) -> Tensor:
@@ -79,7 +76,8 @@ class Kept(Watched):
         return self._tensor
 
     def is_reached(self, written: Written) -> bool:
-        return written.reaches(self._tensor)
+        # of a parameter, plain reads what was written, unless MindSpore's own check sees it
+        return written.reaches(self._tensor) and (written.counts_as_new_version or not is_parameter(self._tensor))
 
 
 class Scope:

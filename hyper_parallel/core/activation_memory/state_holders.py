@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from hyper_parallel.core.activation_memory.trees import map_leaves
+from hyper_parallel.core.activation_memory.trees import leaves, map_leaves
 from ms_ops.autograd import alias, requires_grad
 
 _CELLS_OWN = frozenset(vars(nn.Cell())) - {"training"}
@@ -280,4 +280,7 @@ def without_history(value: Any) -> Any:
     if isinstance(value, Tensor):
         tracked = not isinstance(value, Parameter) and requires_grad(value)
         return alias(value, tracked=True) if tracked else value
-    return map_leaves(without_history, value) if isinstance(value, tuple) and _is_data(value) else value
+    if not isinstance(value, tuple) or not _is_data(value):
+        return value
+    mapped = map_leaves(without_history, value)
+    return mapped if any(map(operator.is_not, leaves(mapped), leaves(value))) else value

@@ -82,7 +82,8 @@ class SwapEngine:
 
     def region_begins(self) -> None:
         """There is computation after the group that is held: launch it."""
-        if self._held or self._failure is not None:
+        # in flight, too: the grace may have launched what was held
+        if self._held or self._failure is not None or self._in_flight > self.settings.pending:
             with self._lock:
                 self._raise_failure()
                 self._launch_held()

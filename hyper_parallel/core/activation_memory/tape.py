@@ -6,6 +6,7 @@ once, however many regions enclose it.
 """
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from mindspore import Tensor
@@ -16,7 +17,7 @@ from hyper_parallel.core.activation_memory.trees import map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, is_parameter, requires_grad, result_like
-from ms_ops.tensors import copy_of
+from ms_ops.tensors import copy_of, storage_of
 
 
 class _Saved:
@@ -93,6 +94,15 @@ class Tape:
             if isinstance(entry, Tape) and (found := entry.finds(written)) is not None:
                 return found
         return None
+
+    def over(self, exposed: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The results on this tape, or on that of a region inside, that share the bytes of a tensor."""
+        for what, saved in self._saved:
+            if isinstance(saved.tensor, Tensor) and storage_of(saved.tensor) == storage_of(exposed):
+                yield f"the kept result of {what}", saved.tensor
+        for _, entry in self.entries:
+            if isinstance(entry, Tape):
+                yield from entry.over(exposed)
 
     def rescue(self, written: Written) -> None:
         """The region itself is about to write a result that its replay will read: keep a copy."""

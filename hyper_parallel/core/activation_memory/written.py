@@ -23,6 +23,11 @@ class Written:
         self.rebinds = rebinds
         self._storage: int | None = None
 
+    @property
+    def counts_as_new_version(self) -> bool:
+        """Whether MindSpore itself sees the write, where there are no saved-tensor hooks."""
+        return self.how == "Tensor.copy_"
+
     def reaches(self, other: Tensor) -> bool:
         """Whether `other` is written, too."""
         if other is self.tensor:

@@ -188,6 +188,8 @@ def wait_for_operators() -> None:
 class _Depth(threading.local):
     value = 0
     weights: Any = None
+    flag = False
+    """The grad flag as it was before the forward whose backward comes next: MindSpore turns it off in between."""
 
 
 _depth = _Depth()
@@ -215,10 +217,14 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         flag, cells, weights = _pynative_executor.grad_flag(), len(_cell_precision.stack), _depth.weights
         _depth.value += 1
-        if run.__name__ == "_pynative_func_grad_backward":
-            _depth.weights = args[2]
+        is_backward = run.__name__ == "_pynative_func_grad_backward"
+        if is_backward:
+            _depth.weights, flag, _depth.flag = args[2], flag or _depth.flag, False
         try:
-            return run(*args, **kwargs)
+            result = run(*args, **kwargs)
+            if not is_backward:
+                _depth.flag = flag
+            return result
         except BaseException:
             if not flag:
                 _pynative_executor.clear_res()

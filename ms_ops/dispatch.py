@@ -81,6 +81,30 @@ NORMALISATION_WITH_STATE = frozenset({"BatchNorm", "BatchNormExt", "SyncBatchNor
 MATRIX_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulExt", "Dense", "MatMul", "MatMulExt"})
 """Dispatch names of operators that save their factors and nothing else."""
 
+REPLACEABLE = MATRIX_PRODUCTS | {
+    "Add",
+    "AddExt",
+    "AddScalar",
+    "BiasAdd",
+    "Cast",
+    "Div",
+    "Divs",
+    "GeLU",
+    "Mul",
+    "Muls",
+    "Neg",
+    "ReLU",
+    "Sigmoid",
+    "Sub",
+    "SubExt",
+    "SubScalar",
+    "Tanh",
+}
+"""Dispatch names of operators that give one new tensor and cost something: a replay may do without their values.
+
+Not views: MindSpore expects to find what they are views of.
+"""
+
 _WRITES = ("Assign", "Inplace", "Scatter")
 """Dispatch names that begin so write into their first argument."""
 

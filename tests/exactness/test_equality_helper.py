@@ -87,7 +87,7 @@ def test_training_through_hooks_without_a_fault_is_the_same() -> None:
         (dropped_gradient, "batch norm", "loss and gradients"),
         (doubled_update, "batch norm", "moving_mean"),
         (doubled_update, "counter Parameter", "count"),
-        (doubled_update, "Python counter", "calls"),
+        (doubled_update, "registered counter", "calls"),
         (doubled_update, "numpy's and Python's noise", "numpy's generator"),
     ],
     ids=lambda value: getattr(value, "__name__", value),

@@ -18,6 +18,7 @@ import collections
 import contextlib
 import functools
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -168,6 +169,8 @@ class PythonState:
                 self._hold(Array(value, what))
         elif isinstance(value, GENERATORS):
             self._hold(Generator(value, what))
+        elif isinstance(value, threading.local):
+            return  # of every thread its own: its owner registers it
         elif isinstance(value, _PLAIN_OBJECTS) or (hasattr(value, "__dict__") and not _is_foreign(kind.__module__)):
             self._hold(Namespace(value.__dict__, what))
 

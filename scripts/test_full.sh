@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# What scripts/test.sh runs, with ten times as many random nets, drawn anew each time; not part of CI.
+#   bash scripts/test_full.sh                 everything
+#   bash scripts/test_full.sh tests/exactness other arguments go to scripts/test.sh
+set -euo pipefail
+export HYPOTHESIS_PROFILE=full
+exec bash "$(dirname "${BASH_SOURCE[0]}")/test.sh" "$@"

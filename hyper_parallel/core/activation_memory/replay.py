@@ -33,18 +33,26 @@ from ms_ops.tensors import copy_of, rebind
 class _Input:
     """A tensor input that doesn't wait as itself: on host, replayed by an enclosing region, or a copy."""
 
-    __slots__ = ("is_written", "original", "packed", "tracked")
+    __slots__ = ("attributes", "is_written", "original", "packed", "tracked")
 
     def __init__(self, packed: Any, original: Tensor, is_written: bool = False) -> None:
         self.packed = packed
         self.original = weakref.ref(original)
+        self.attributes = dict(vars(original))
         self.tracked = requires_grad(original)
         self.is_written = is_written
 
+    def fetch(self) -> None:
+        """Load the tensor, or replay the region that gives it: before a graph is begun that these must not be in."""
+        self.packed = Kept(self.packed.get())
+
     def get(self) -> Tensor:
-        return (
-            result_like(self.packed.get(), self.tracked) if self.is_written else alias(self.packed.get(), self.tracked)
-        )
+        """The tensor, as an input of the replay."""
+        fetched = self.packed.get()
+        tensor = result_like(fetched, self.tracked) if self.is_written else alias(fetched, self.tracked)
+        for name, value in self.attributes.items():
+            vars(tensor).setdefault(name, value)  # the user's own
+        return tensor
 
 
 def offer_inputs(pack: Callable[[Tensor], Any] | None, args: tuple, kwargs: dict) -> Any:
@@ -183,6 +191,9 @@ class Invocation:
             check_whole_net(self.path, self.watch.parameters, self._replayed_bytes)
         assert self._provided is not None
         scope = Replaying(self)
+        for leaf in leaves(self._inputs):
+            if isinstance(leaf, _Input):
+                leaf.fetch()
         with replay_recording():
             # before the precision of the forward is restored, which would cast them
             args, kwargs = map_leaves(lambda leaf: leaf.get() if isinstance(leaf, _Input) else leaf, self._inputs)

@@ -17,7 +17,7 @@ from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched
 from hyper_parallel.core.activation_memory.swap_tensor import SwapTensor
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import PolicyError
-from ms_ops.autograd import is_parameter
+from ms_ops.autograd import alias, is_parameter
 from ms_ops.tensors import address_of
 
 
@@ -39,6 +39,12 @@ class SwapHandle(Watched):
             assert self.tensor is not None
             return self.tensor  # kept, or its group is still open
         return self.engine.fetch(self.entry)
+
+    def wrote(self, written: Written) -> None:
+        if written.rebinds and written.tensor is self.tensor:
+            self.tensor = alias(written.tensor, tracked=False)  # the object is about to be another tensor
+        else:
+            super().wrote(written)
 
     def is_reached(self, written: Written) -> bool:
         if self.tensor is not None:

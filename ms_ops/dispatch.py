@@ -95,6 +95,7 @@ REPLACEABLE = MATRIX_PRODUCTS | {
     "Neg",
     "ReLU",
     "Sigmoid",
+    "Softsign",
     "Sub",
     "SubExt",
     "SubScalar",

@@ -89,9 +89,10 @@ FOUND = {
 """What random nets have found wrong, and other tests had not."""
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", FOUND)
-def test_what_random_nets_have_found_stays_right(name: str) -> None:
-    check(Program(Layer("sequence", FOUND[name]), steps=2))
+def test_what_random_nets_have_found_stays_right(name: str, training: bool) -> None:
+    check(Program(Layer("sequence", FOUND[name]), steps=2, training=training))
 
 
 @pytest.mark.parametrize("kind", [*LEAVES, *CONTAINERS])

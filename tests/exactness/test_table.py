@@ -26,7 +26,7 @@ for module in (calls, cells, trees, gradients, randomness, state, precision):
 
 OF_ALL_PROGRAMS: dict[str, tuple[str, ...]] = {
     "decorated instance": ("recompute", "swap", "swapped inputs", "recompute in recompute", "swap in recompute"),
-    "function": ("recompute", "swapped inputs"),
+    "function": ("recompute",),
     "decorated class": ("recompute",),
 }
 REPRESENTATIVES = (

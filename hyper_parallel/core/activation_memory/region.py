@@ -57,8 +57,8 @@ def run(spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs
 def _again(scope: Any, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
     """A region inside the replay of an enclosing one: what ran once is read, a nested region gives its output again."""
     if scope.reader.upcoming != f"region {path}":  # the record decides: the ladder may have overruled the policy
-        output, written = scope.reader.cell(path)
         with unseen():
+            output, written = scope.reader.cell(path)
             for parameter, value in written:
                 rebind(parameter, copy_of(value))
         return output

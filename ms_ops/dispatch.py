@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 from mindspore.ops import Print
 from mindspore.ops import primitive as _primitive
 from mindspore.utils import MsDispatchMode
@@ -207,10 +207,8 @@ def moving_statistics(args: tuple) -> list[Tensor]:
 
 
 def meaningful(name: str, result: Any) -> Any:
-    """What of an operator's result has values: the CPU kernel of BatchNorm leaves the second and third as they were."""
-    if name in NORMALISATION_WITH_STATE and isinstance(result, (tuple, list)):
-        return [one for index, one in enumerate(result) if index not in (1, 2)]
-    return result
+    """What of an operator's result has values: the CPU kernel of BatchNorm may leave all but the first as they were."""
+    return result[0] if name in NORMALISATION_WITH_STATE and isinstance(result, (tuple, list)) else result
 
 
 def on_copies_of_state(args: tuple) -> tuple:
@@ -218,7 +216,9 @@ def on_copies_of_state(args: tuple) -> tuple:
     own = list(arguments(args))
     for index in _MOVING_STATISTICS:
         if index < len(own) and isinstance(own[index], Tensor):
-            own[index] = copy_of(own[index])
+            copied, original = copy_of(own[index]), own[index]
+            # a cell's precision casts tensors, but not parameters
+            own[index] = Parameter(copied, requires_grad=False) if isinstance(original, Parameter) else copied
     return with_arguments(args, tuple(own))
 
 

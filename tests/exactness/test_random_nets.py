@@ -78,10 +78,6 @@ FOUND = {
     "a kept result before a write into another tensor": Layer(
         "sequence", Layer("tanh", policy="save"), Layer("index write"), policy="recompute"
     ),
-    "dropout in a gradient that a replay takes": Layer("gradient inside", Layer("ops.dropout"), policy="recompute"),
-    "two replays that take a gradient": Layer(
-        "called twice", Layer("gradient inside", Layer("tanh"), policy="recompute")
-    ),
     "results that the kernel of BatchNorm leaves unset": Layer(
         "called twice", Layer("batch norm of images", policy="recompute, values checked")
     ),

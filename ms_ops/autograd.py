@@ -160,24 +160,44 @@ class Ambient:
             _seed._KERNEL_SEED.update(seeds)
 
 
-@contextlib.contextmanager
-def replay_recording() -> Iterator[None]:
-    """Record a forward into a graph of its own, so that hooks see again what it saves; flags stay."""
+def record_again(forward: Callable[[], None], takes_gradients: bool) -> None:
+    """Record a forward into a graph of its own, so that hooks see again what it saves; flags stay.
+
+    Args:
+        forward: What runs; its graph is dropped unread.
+        takes_gradients: It calls for gradients itself. MindSpore 2.9 and 2.10 can't begin a gradient in an empty graph
+            that is not the first one of a backward (`top_cell_ is null`), but can inside another gradient's forward.
+    """
     flag, enabled = _pynative_executor.grad_flag(), _pynative_executor.enable_grad()
     _pynative_executor.set_grad_flag(True)
     _pynative_executor.set_enable_grad(True)
     try:
-        _pynative_executor.new_empty_graph()
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # the failure may have closed the graph; its error is what matters
-                _pynative_executor.end_empty_graph()
-            raise
-        _pynative_executor.end_empty_graph()
+        if takes_gradients:
+            _record_in_a_gradient(forward)
+        else:
+            _record_in_an_empty_graph(forward)
     finally:
         _pynative_executor.set_grad_flag(flag)
         _pynative_executor.set_enable_grad(enabled)
+
+
+def _record_in_an_empty_graph(forward: Callable[[], None]) -> None:
+    _pynative_executor.new_empty_graph()
+    try:
+        forward()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # the failure may have closed the graph; its error is what matters
+            _pynative_executor.end_empty_graph()
+        raise
+    _pynative_executor.end_empty_graph()
+
+
+def _record_in_a_gradient(forward: Callable[[], None]) -> None:
+    def beside(one: Tensor) -> Tensor:
+        forward()
+        return one * 1
+
+    ms.grad(beside)(Tensor(1.0))
 
 
 def wait_for_operators() -> None:
@@ -187,6 +207,7 @@ def wait_for_operators() -> None:
 
 class _Depth(threading.local):
     value = 0
+    begun = 0
     weights: Any = None
     flag = False
     """The grad flag as it was before the forward whose backward comes next: MindSpore turns it off in between."""
@@ -198,6 +219,11 @@ _depth = _Depth()
 def gradient_depth() -> int:
     """How many gradient calls this thread is inside of: tells a gradient inside a region from the one around it."""
     return _depth.value
+
+
+def gradients_begun() -> int:
+    """How many gradient calls this thread has begun so far: tells whether code takes gradients."""
+    return _depth.begun
 
 
 def gradient_weights() -> tuple[Any, ...]:
@@ -217,6 +243,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         flag, cells, weights = _pynative_executor.grad_flag(), len(_cell_precision.stack), _depth.weights
         _depth.value += 1
+        _depth.begun += 1
         is_backward = run.__name__ == "_pynative_func_grad_backward"
         if is_backward:
             _depth.weights, flag, _depth.flag = args[2], flag or _depth.flag, False

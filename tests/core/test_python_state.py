@@ -8,7 +8,7 @@ import random
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -77,6 +77,16 @@ class Record:
         return self.value
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """A dataclass that has its attributes in slots."""
+
+    value: Any
+
+    def method(self) -> Any:
+        return self.value
+
+
 class Set:
     """Exchanges what an object holds."""
 
@@ -104,7 +114,7 @@ REACHED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", [Holds, Thing, Record])
+@pytest.mark.parametrize("make", [Holds, Thing, Record, Slotted])
 @pytest.mark.parametrize("way", REACHED)
 def test_a_tensor_that_is_held_somewhere_is_restored_and_put_back(way: str, make: Callable[[Any], Any]) -> None:
     holder = make(OLD)
@@ -172,6 +182,38 @@ def test_a_base_class_of_the_cell_is_looked_at() -> None:
         pass
 
     assert found(Derived()) == ["of_the_module"]
+
+
+def test_a_variable_of_a_class_is_restored_and_put_back() -> None:
+    class Base(nn.Cell):
+        value: Any = OLD
+        scale = 1.0
+
+    class Derived(Base):
+        pass
+
+    def forward() -> None:
+        Base.value = NEW
+
+    with replay(Derived(), forward):
+        assert Base.value is OLD
+    assert Base.value is NEW
+
+
+def test_an_empty_slot_is_filled_and_emptied_again() -> None:
+    thing = Slotted(OLD)
+    del thing.value
+    with replay(thing, Set(thing)):
+        assert not hasattr(thing, "value")
+    assert thing.value is NEW
+
+
+def test_a_list_of_a_class_is_left_alone() -> None:
+    class Cell(nn.Cell):
+        seen: ClassVar[list[Any]] = []
+
+    with replay(Cell(), lambda: Cell.seen.append(NEW)):
+        assert len(Cell.seen) == 1
 
 
 def test_objects_that_hold_each_other_are_visited_once() -> None:
@@ -252,7 +294,7 @@ def unchanged_in_a_replay(owner: Any, change: Callable[[], Any], look: Callable[
 
 
 def holders_of(owner: Any) -> list[str]:
-    return [type(holder).__name__ for holder in PythonState(owner, ())._holders]
+    return [type(holder).__name__ for holder in PythonState(owner, ()).holders]
 
 
 def test_a_list_that_a_function_closes_over_is_left_alone() -> None:

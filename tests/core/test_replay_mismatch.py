@@ -138,8 +138,16 @@ class TestValues:
         assert "operator 1 of 2 is Add" in str(caught.value)
         assert "with checksum" in str(caught.value)
 
+    @staticmethod
+    def picks(x: Tensor) -> Tensor:
+        return ops.tanh(ops.exp(x).chunk(2, 1)[is_recomputing()])
+
     def test_they_are_not_looked_at_by_default(self) -> None:
-        grad_of(self.body, numbers(2, 4))
+        grad_of(self.picks, numbers(2, 4))
+
+    def test_another_item_of_what_an_operator_gives_is_noticed(self) -> None:
+        with pytest.raises(ReplayMismatchError, match=r"operator 3 of 3 is Tanh.*with checksum"):
+            ms.grad(lambda x: checkpoint(self.picks, x, determinism_check="values"))(numbers(2, 4))
 
     def test_equal_values_pass(self) -> None:
         x = numbers(2, 4)

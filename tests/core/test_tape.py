@@ -1,15 +1,14 @@
 """`Tape` and `TapeReader`: a replay reads what the forward wrote, in order, or raises."""
 
-import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 
-from hyper_parallel import PolicyError, ReplayMismatchError
+from hyper_parallel import ReplayMismatchError
 from hyper_parallel.core.activation_memory.operator_log import OperatorLog
 from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
 from hyper_parallel.core.activation_memory.written import Written
-from tests.helpers import RECOMPUTE, SAVE, SWAP, assert_same, gradients, numbers, on, state_of
+from tests.helpers import numbers
 
 REMEDY = "must do the same each time"
 
@@ -38,9 +37,9 @@ def test_what_was_written_is_read_in_its_structure() -> None:
     tensor, none = reader.operator("Dropout")
     assert (tensor.asnumpy() == numbers(2).asnumpy()).all()
     assert none is None
-    output, written = reader.cell("mlp")
+    output, effects = reader.cell("mlp")
     assert (output["y"].asnumpy() == numbers(3).asnumpy()).all()
-    assert written == ()
+    assert effects is None
     reader.finish()
 
 
@@ -174,67 +173,3 @@ def test_other_results_are_not_copied() -> None:
     before = [saved.tensor for _, saved in tape._saved]
     tape.rescue(written(result()))
     assert all(saved.tensor is old for (_, saved), old in zip(tape._saved, before, strict=True))
-
-
-# ---- parameters that a cell writes which runs once
-
-
-class Counts(nn.Cell):
-    """Counts its calls in a parameter, and scales by it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = Parameter(Tensor(1.0, ms.float32), name="count", requires_grad=False)
-
-    def construct(self, x: Tensor) -> Tensor:
-        self.count.set_data(self.count + 1.0)
-        return ops.tanh(x * self.count)
-
-
-class Reads(nn.Cell):
-    """Reads, after a cell, the parameter that the cell has written."""
-
-    def __init__(self, inner: nn.Cell) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def construct(self, x: Tensor) -> Tensor:
-        return ops.exp(self.inner(x) * self.inner.count)
-
-
-def test_a_tape_gives_back_what_a_cell_wrote() -> None:
-    tape, weight = Tape(), Parameter(numbers(2), name="w")
-    tape.write_cell("mlp", numbers(3), wrote=[(weight, numbers(2, seed=1))])
-    _, ((parameter, value),) = TapeReader(tape, "block").cell("mlp")
-    assert parameter is weight
-    assert np.array_equal(value.asnumpy(), numbers(2, seed=1).asnumpy())
-
-
-@pytest.mark.parametrize("policy", [SAVE, SWAP])
-def test_a_replay_sees_what_a_cell_that_runs_once_has_written(policy: object) -> None:
-    nets = [Reads(Counts()), on(Reads(on(Counts(), policy)), RECOMPUTE)]
-    plain, got = (gradients(net, numbers(2, 4)) for net in nets)
-    assert_same(got, plain)
-    assert_same(state_of(nets[1]), state_of(nets[0]))
-
-
-@pytest.mark.parametrize("policy", [SAVE, SWAP])
-@pytest.mark.parametrize("change", [lambda held: held.append(1), lambda held: held.__setitem__(0, 1)])
-def test_a_cell_that_runs_once_may_not_change_a_list_that_it_is_called_with(policy: object, change: object) -> None:
-    class Changes(nn.Cell):
-        def construct(self, x: Tensor, held: list) -> Tensor:
-            change(held)
-            return ops.tanh(x)
-
-    inner = on(Changes(), policy)
-
-    class Outer(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def construct(self, x: Tensor) -> Tensor:
-            return ops.exp(self.inner(x, [0]))
-
-    with pytest.raises(PolicyError, match="Changes runs once inside a region that is replayed, but changes a list"):
-        ms.grad(on(Outer(), RECOMPUTE))(numbers(2, 4))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from mindspore.graph.api import _pynative_executor
 
-from hyper_parallel import NoBenefitWarning, SwapManager
+from hyper_parallel import NoBenefitWarning, ReplayMismatchError, SwapManager
 from tests.exactness.grammar import SETTINGS, Layer, Program, programs, run
 from tests.exactness.grammar_containers import CONTAINERS
 from tests.exactness.grammar_leaves import LEAVES
@@ -78,6 +78,18 @@ FOUND = {
     "a kept result before a write into another tensor": Layer(
         "sequence", Layer("tanh", policy="save"), Layer("index write"), policy="recompute"
     ),
+    "a gradient inside, two replays deep": Layer(
+        "residual", Layer("residual", Layer("gradient inside", Layer("tanh"), policy="recompute"), policy="recompute")
+    ),
+    "two replays in one step that take a gradient": Layer(
+        "called twice", Layer("gradient inside", Layer("tanh"), policy="recompute")
+    ),
+    "a cell that draws once before one that draws again": Layer(
+        "sequence",
+        Layer("numpy's and Python's noise", policy="save"),
+        Layer("numpy's and Python's noise"),
+        policy="recompute",
+    ),
     "results that the kernel of BatchNorm leaves unset": Layer(
         "called twice", Layer("batch norm of images", policy="recompute, values checked")
     ),
@@ -89,6 +101,12 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_what_random_nets_have_found_stays_right(name: str, training: bool) -> None:
     check(Program(Layer("sequence", FOUND[name]), steps=2, training=training))
+
+
+def test_a_gradient_through_dropout_that_a_replay_takes_is_refused_by_name() -> None:
+    layer = Layer("gradient inside", Layer("ops.dropout"), policy="recompute")
+    with pytest.raises(ReplayMismatchError, match=r"gradient through Dropout.*MUST_SAVE, or take Dropout out"):
+        check(Program(Layer("sequence", layer), steps=1))
 
 
 @pytest.mark.parametrize("kind", [*LEAVES, *CONTAINERS])

@@ -1,5 +1,6 @@
 """What a forward writes down is written once, by a step with a replay as by a forward alone; see also the table."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,51 @@ def test_a_python_counter_that_changes_the_result_is_noticed(entry: str) -> None
     """Counters count replays, too; where one is computed with, the operators differ."""
     with pytest.raises(ReplayMismatchError, match=r"Muls\(2,?\).*Muls\(1,?\).*register_state_provider"):
         gradients(put_by(entry, "recompute")(Counts()), X)
+
+
+class Takes(nn.Cell):
+    """Takes another value from Python into a tensor each time it runs; no operator tells."""
+
+    def __init__(self, take: Callable[[Tensor, int], Tensor]) -> None:
+        super().__init__()
+        self.take, self.calls = take, 0
+
+    def construct(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return ops.tanh(self.take(ops.exp(x), self.calls)) * 2
+
+
+TAKES: dict[str, tuple[Callable[[Tensor, int], Tensor], str]] = {
+    "x[i]": (lambda x, i: x[i] * x[0], r"index is of 2 in the replay .*of 1 in the forward"),
+    "x[:, i:]": (lambda x, i: x[:, i : i + 2], r"index is of \(\('slice'.*\('slice', 2, 4.*\('slice', 1, 3"),
+    "x[[i]]": (lambda x, i: x[[i]], r"index is of \(2,\) .*\(1,\)"),
+    "x[..., i, None]": (lambda x, i: x[..., i, None], r"index is of \(Ellipsis, 2, None\)"),
+    "Tensor(i)": (lambda x, i: x * Tensor(float(i)), r"Tensor is of 2.0 in the replay"),
+    "Tensor([i])": (lambda x, i: x * Tensor([float(i)]), r"Tensor is of \(\(1,\), 'float64', \d+\)"),
+    "Tensor(array)": (lambda x, i: x * Tensor(np.full(4, i, np.float32)), r"Tensor is of \(\(4,\), 'float32'"),
+    "ms.tensor(i)": (lambda x, i: x * ms.tensor(i), r"Tensor is of 2 in the replay"),
+    "Tensor.from_numpy": (lambda x, i: x * Tensor.from_numpy(np.full(4, i, np.float32)), r"Tensor is of \(\(4,\)"),
+}
+
+
+@pytest.mark.parametrize("way", TAKES)
+@pytest.mark.parametrize("mode", ["recompute", "recompute in recompute"])
+def test_a_value_that_no_operator_tells_of_is_noticed(mode: str, way: str) -> None:
+    take, message = TAKES[way]
+    with pytest.raises(ReplayMismatchError, match=message):
+        gradients(put_by("decorated instance", mode)(Takes(take)), X)
+
+
+def test_a_tensor_that_is_made_once_and_kept_is_no_difference() -> None:
+    @functools.cache
+    def scale(power: int) -> Tensor:
+        return Tensor(np.full(4, 2.0**power, np.float32))
+
+    class Scales(nn.Cell):
+        def construct(self, x: Tensor) -> Tensor:
+            return ops.tanh(ops.exp(x) * scale(1) * scale(2)) * scale(1)
+
+    assert_same(gradients(on(Scales(), RECOMPUTE), X), gradients(Scales(), X))
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

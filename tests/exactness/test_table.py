@@ -47,9 +47,6 @@ REPRESENTATIVES = (
 REFUSED = {
     # checkpoint() would take them for its own: it refuses by name
     "keywords_named_like_those_of_checkpoint": lambda entry, mode: entry == "function",
-    # MindSpore can't begin a gradient inside the replay of a region that the replay of another one asks for: it raises
-    "a_gradient_inside_a_region": lambda entry, mode: mode == "recompute in recompute",
-    "a_gradient_inside_a_region_through_regions": lambda entry, mode: mode == "recompute in recompute",
     # a cell that runs once inside a replayed one: the replay would not see the container grow
     "a_list_that_is_passed_and_appended_to": lambda entry, mode: mode in ("swap in recompute", "save in recompute"),
     "a_dict_that_is_passed_and_appended_to": lambda entry, mode: mode in ("swap in recompute", "save in recompute"),

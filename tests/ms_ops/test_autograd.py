@@ -23,8 +23,8 @@ from ms_ops.autograd import (
     gradient_depth,
     guard_gradient_calls,
     is_parameter,
+    record_again,
     recording,
-    replay_recording,
     requires_grad,
     saved_tensors_hooks,
     wait_for_operators,
@@ -288,34 +288,63 @@ def test_the_depth_belongs_to_its_thread() -> None:
 # ---- repeating a forward
 
 
-def test_a_repeated_forward_is_recorded_and_flags_are_as_before() -> None:
-    with replay_recording():
-        assert recording()
+@pytest.mark.parametrize("takes_gradients", [False, True])
+def test_a_repeated_forward_is_recorded_and_flags_are_as_before(takes_gradients: bool) -> None:
+    seen = []
+    record_again(lambda: seen.append(recording()), takes_gradients)
+    assert seen == [True]
     assert not recording()
 
 
+@pytest.mark.parametrize("takes_gradients", [False, True])
 @pytest.mark.parametrize("flag", [False, True])
-def test_flags_are_as_before_after_a_repeated_forward_fails(flag: bool) -> None:
+def test_flags_are_as_before_after_a_repeated_forward_fails(flag: bool, takes_gradients: bool) -> None:
+    def fails() -> None:
+        Net(lambda: (_ for _ in ()).throw(LookupError("mine")))(numbers(2))
+
     _pynative_executor.set_grad_flag(flag)
     try:
-        with pytest.raises(LookupError, match="mine"), replay_recording():
-            Net(lambda: (_ for _ in ()).throw(LookupError("mine")))(numbers(2))
+        with pytest.raises(LookupError, match="mine"):
+            record_again(fails, takes_gradients)
         assert _pynative_executor.grad_flag() is flag
     finally:
         _pynative_executor.set_grad_flag(False)
+        _pynative_executor.clear_res()
 
 
-def test_hooks_see_what_a_repeated_forward_saves() -> None:
+@pytest.mark.parametrize("takes_gradients", [False, True])
+def test_hooks_see_what_a_repeated_forward_saves(takes_gradients: bool) -> None:
     x, seen = numbers(3), []
+
+    def again() -> None:
+        with saved_tensors_hooks(lambda t: seen.append(t.shape), lambda t: t):
+            ops.exp(alias(x, tracked=True))
 
     def forward(x: Tensor) -> Tensor:
         y = ops.tanh(x)
-        with replay_recording(), saved_tensors_hooks(lambda t: seen.append(t.shape), lambda t: t):
-            ops.exp(alias(x, tracked=True))
+        record_again(again, takes_gradients)
         return y
 
     ms.grad(forward)(x)
     assert seen == [(3,)]
+
+
+def test_an_empty_graph_still_cannot_begin_a_second_gradient() -> None:
+    """When this passes, `takes_gradients` has become unnecessary."""
+
+    def takes_a_gradient() -> None:
+        ms.grad(lambda z: ops.tanh(z).sum())(numbers(2))
+
+    def unpack(tensor: Tensor) -> Tensor:
+        record_again(takes_a_gradient, takes_gradients=False)
+        return tensor
+
+    def forward(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: alias(t, tracked=False), unpack):
+            return ops.tanh(ops.tanh(x))
+
+    with pytest.raises(RuntimeError, match="top_cell_"):
+        ms.grad(forward)(numbers(2))
 
 
 # ---- mixed precision and the generator

@@ -69,9 +69,10 @@ class OperatorLog:
         all_needed: Run every operator again.
     """
 
-    __slots__ = ("all_needed", "entries", "needed", "values")
+    __slots__ = ("_at", "all_needed", "entries", "needed", "values")
 
     def __init__(self, values: bool = False, all_needed: bool = False) -> None:
+        self._at: dict[Any, list[Any]] = {}
         self.entries: list[Entry] = []
         self.values = values
         self.needed = 0
@@ -81,6 +82,13 @@ class OperatorLog:
     def need(self) -> None:
         """What ran so far, a replay runs."""
         self.needed = len(self.entries)
+
+    def values_at(self, site: Any) -> list[Any]:
+        """What an instruction has taken from Python into tensors, in order: indices, numbers, arrays.
+
+        By the instruction, since what code makes once and keeps elsewhere is missing in the replay, rightly.
+        """
+        return self._at.setdefault(site, [])
 
     def saved(self, tensor: Tensor) -> None:
         """Backward needs this tensor, the result of some operator that has run, or an input."""
@@ -111,7 +119,7 @@ class LogReader:
         cells: The cells inside, with their paths below it.
     """
 
-    __slots__ = ("_cells", "_entries", "_needed", "_next", "_path", "_values")
+    __slots__ = ("_cells", "_entries", "_log", "_needed", "_next", "_path", "_remedy", "_taken", "_values")
 
     def __init__(self, log: OperatorLog, path: str, cells: Iterable[tuple[str, nn.Cell]] = ()) -> None:
         self._cells = cells
@@ -120,6 +128,29 @@ class LogReader:
         self._needed = len(log.entries) if log.all_needed else log.needed
         self._next = 0
         self._path = path
+        self._remedy = REMEDY
+        self._log = log
+        self._taken: dict[Any, int] = {}
+
+    def breaks_a_gradient(self, name: str) -> None:
+        """The replay takes a gradient through an operator that runs once: what differs from here on, does so for it."""
+        self._remedy = (
+            f"the region takes a gradient through {name}{call_site(self._cells)}, and the replay's own gradient can't "
+            f"go through a recorded result; give the cell that takes the gradient the policy MUST_SAVE, or take {name} "
+            f"out of that gradient"
+        )
+
+    def takes(self, site: Any, what: str, value: Any) -> None:
+        """An instruction of the replay takes a value from Python into a tensor."""
+        if self._values:
+            return  # the operator that reads it is named
+        values, index = self._log.values_at(site), self._taken.get(site, 0)
+        self._taken[site] = index + 1
+        if index < len(values) and values[index] != value and repr(values[index]) != repr(value):  # nan is not nan
+            raise ReplayMismatchError(
+                f"{self._path}: {what} is of {value!r} in the replay{call_site(self._cells)}, but of {values[index]!r} "
+                f"in the forward; {self._remedy}"
+            )
 
     def begins(self, name: str) -> None:
         """The replay is about to run an operator."""
@@ -128,7 +159,7 @@ class LogReader:
         if index >= len(self._entries):
             raise ReplayMismatchError(
                 f"{self._path}: the replay runs {name} as operator {index + 1}{call_site(self._cells)}, but the "
-                f"forward ran only {len(self._entries)} operators; {REMEDY}"
+                f"forward ran only {len(self._entries)} operators; {self._remedy}"
             )
         if self._entries[index][0] != name:
             raise self._differs(name, describe(self._entries[index]))
@@ -170,13 +201,13 @@ class LogReader:
         if self._next < len(self._entries):
             raise ReplayMismatchError(
                 f"{self._path}: the replay ended after {self._next} operators, but the forward ran "
-                f"{len(self._entries)}; the first one missing is {describe(self._entries[self._next])}; {REMEDY}"
+                f"{len(self._entries)}; the first one missing is {describe(self._entries[self._next])}; {self._remedy}"
             )
 
     def _differs(self, found: str, expected: str) -> ReplayMismatchError:
         return ReplayMismatchError(
             f"{self._path}: operator {self._next} of {len(self._entries)} is {found} in the "
-            f"replay{call_site(self._cells)}, but {expected} in the forward; {REMEDY}"
+            f"replay{call_site(self._cells)}, but {expected} in the forward; {self._remedy}"
         )
 
 

@@ -36,6 +36,7 @@ from hyper_parallel.core.activation_memory.state_holders import (
     Generator,
     Holder,
     Namespace,
+    Slots,
     values_of,
     without_history,
 )
@@ -77,6 +78,24 @@ def _methods_of(cls: type) -> tuple[types.FunctionType, ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
+def _slots_of(cls: type) -> tuple[str, ...]:
+    """Names of the attributes that a user's class has in slots."""
+    return tuple(
+        name
+        for base in cls.__mro__
+        if not _is_foreign(base.__module__)
+        for name, value in vars(base).items()
+        if isinstance(value, types.MemberDescriptorType)
+    )
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    """Whether this is a variable of a class, not part of what the class is."""
+    is_private = name.startswith(("__", "_abc_", "_hp_"))
+    return not is_private and not callable(value) and not hasattr(type(value), "__get__")
+
+
 def _is_foreign(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _FOREIGN
 
@@ -89,10 +108,11 @@ class PythonState:
         arguments: Objects that it is called with, with a name each.
     """
 
-    __slots__ = ("_holders", "_seen", "cells", "tensors")
+    __slots__ = ("_seen", "cells", "holders", "tensors")
 
     def __init__(self, owner: Any, arguments: Any) -> None:
-        self._holders: list[Holder] = []
+        self.holders: list[Holder] = []
+        """Whatever holds something that the code can reach."""
         self._seen: set[int] = set()
         self.cells: list[tuple[str, nn.Cell]] = []
         """The cells that run inside, with their paths below the owner."""
@@ -107,7 +127,7 @@ class PythonState:
 
     def seal(self) -> None:
         """The forward has ended: see what it changed."""
-        for holder in self._holders:
+        for holder in self.holders:
             holder.seal()
             holder.map(without_history)
         self.tensors.clear()
@@ -116,7 +136,7 @@ class PythonState:
     def restored(self) -> Iterator[None]:
         """Everything as it was, inside; as it is, afterwards."""
         with contextlib.ExitStack() as after:
-            for holder in self._holders:
+            for holder in self.holders:
                 put_back = holder.restore()
                 if put_back is not None:
                     after.callback(put_back)
@@ -129,11 +149,13 @@ class PythonState:
             found = isinstance(value, Tensor) and not is_parameter(value) and written.reaches(value)
             return copy_of(value) if found else value
 
-        for holder in self._holders:
+        for holder in self.holders:
             holder.map(rescued)
 
     def _visit(self, what: str, value: Any) -> None:
         kind = type(value)
+        if kind is types.BuiltinMethodType and isinstance(value.__self__, GENERATORS):
+            value, kind = value.__self__, type(value.__self__)  # `draw = generator.random`
         if kind in (int, float, bool, str, type(None)) or id(value) in self._seen or isinstance(value, _FIXED):
             return
         if isinstance(value, Tensor):
@@ -171,8 +193,23 @@ class PythonState:
             self._hold(Generator(value, what))
         elif isinstance(value, threading.local):
             return  # of every thread its own: its owner registers it
-        elif isinstance(value, _PLAIN_OBJECTS) or (hasattr(value, "__dict__") and not _is_foreign(kind.__module__)):
+        elif isinstance(value, _PLAIN_OBJECTS):
             self._hold(Namespace(value.__dict__, what))
+        elif not _is_foreign(kind.__module__):
+            self._visit_classes(kind)
+            if hasattr(value, "__dict__"):
+                self._hold(Namespace(value.__dict__, what))
+            slots = _slots_of(kind)
+            if slots:
+                self._hold(Slots(value, what, slots))
+
+    def _visit_classes(self, cls: type) -> None:
+        for base in cls.__mro__:
+            if id(base) not in self._seen and not _is_foreign(base.__module__):
+                self._seen.add(id(base))
+                names = tuple(name for name, value in vars(base).items() if _is_variable(name, value))
+                if names:
+                    self._hold(Slots(base, base.__name__, names), collections_too=False)
 
     def enter(self, cell: nn.Cell, what: str = "") -> None:
         """A cell is found, or is about to run: look at it, not at those inside, which may never run."""
@@ -185,6 +222,7 @@ class PythonState:
         self.cells.append((what or type(cell).__name__, cell))
         names = ("training",) if _is_foreign(type(cell).__module__) else None
         self._hold(Namespace(cell.__dict__, what or type(cell).__name__, names))
+        self._visit_classes(type(cell))
         for method in _methods_of(cell.__class__):
             self._visit_function(method)
 
@@ -210,13 +248,15 @@ class PythonState:
             value = module.get(name, _ABSENT)
             if isinstance(value, types.FunctionType):
                 self._visit_function(value)
+            elif isinstance(value, types.BuiltinMethodType):
+                self._visit(name, value)
             elif value is not _ABSENT and not isinstance(value, _FIXED):
                 names.append(name)
         if names:
             self._hold(Namespace(module, "", tuple(names)), collections_too=False)
 
     def _hold(self, holder: Holder, collections_too: bool = True) -> None:
-        self._holders.append(holder)
+        self.holders.append(holder)
         for what, value in holder.children():
             if collections_too or not isinstance(value, _COLLECTIONS):
                 self._visit(what, value)

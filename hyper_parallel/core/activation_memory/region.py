@@ -4,10 +4,11 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from hyper_parallel.core.activation_memory.effects import Effects
 from hyper_parallel.core.activation_memory.operator_log import OperatorLog
 from hyper_parallel.core.activation_memory.replay import Invocation, offer_inputs
-from hyper_parallel.core.activation_memory.replay_scopes import Repeated
-from hyper_parallel.core.activation_memory.scopes import Scope, current, entered, unseen
+from hyper_parallel.core.activation_memory.replay_scopes import Recording, Repeated
+from hyper_parallel.core.activation_memory.scopes import Scope, current, entered, open_scopes, unseen
 from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapScope
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
@@ -15,7 +16,6 @@ from hyper_parallel.core.activation_memory.tape import Tape
 from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.errors import PolicyError
 from ms_ops.autograd import recording
-from ms_ops.tensors import copy_of, rebind
 
 Body = Callable[..., Any]
 
@@ -58,12 +58,11 @@ def _again(scope: Any, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
     """A region inside the replay of an enclosing one: what ran once is read, a nested region gives its output again."""
     if scope.reader.upcoming != f"region {path}":  # the record decides: the ladder may have overruled the policy
         with unseen():
-            output, written = scope.reader.cell(path)
-            for parameter, value in written:
-                rebind(parameter, copy_of(value))
+            output, effects = scope.reader.cell(path)
+            effects.apply(scope.after)
         return output
     offer_inputs(scope.offer, args, kwargs)
-    repeated = Repeated(scope.reader.nested(path), path, scope.overwritten, scope.cells)
+    repeated = Repeated(scope.reader.nested(path), path, scope)
     with entered(repeated):
         output = body(*args, **kwargs)
     repeated.finish()
@@ -90,6 +89,8 @@ def _once(scope: Any, inner: Scope, path: str, body: Body, args: tuple, kwargs: 
         with entered(inner):
             return body(*args, **kwargs)
     before = leaves((args, kwargs))
+    around = [each.invocation for each in open_scopes() if isinstance(each, Recording)]
+    effects = Effects([each.state for each in around], scope.invocation.provided)
     with entered(inner):
         output = body(*args, **kwargs)
     after = leaves((args, kwargs))
@@ -99,8 +100,8 @@ def _once(scope: Any, inner: Scope, path: str, body: Body, args: tuple, kwargs: 
             f"which the replay would not see; give it MUST_RECOMPUTE, too, or let it return what is new"
         )
     with unseen():
-        written = [(parameter, copy_of(parameter)) for parameter in inner.written_parameters.values()]
-        scope.tape.write_cell(path, output, to_host, written)
+        effects.seal(inner.written_parameters.values())
+        scope.tape.write_cell(path, output, to_host, effects)
     return output
 
 

@@ -26,7 +26,7 @@ from hyper_parallel.core.activation_memory.tape import Tape
 from hyper_parallel.core.activation_memory.trees import leaves, map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.autograd import Ambient, alias, is_parameter, replay_recording, requires_grad, result_like
+from ms_ops.autograd import Ambient, alias, gradients_begun, is_parameter, record_again, requires_grad, result_like
 from ms_ops.tensors import copy_of, rebind
 
 
@@ -93,10 +93,11 @@ class Invocation:
         self._owner = owner
         self._body = body
         self._inputs: Any = None
-        self._state: Any = None
-        self._provided: ProvidedState | None = ProvidedState()
+        self.state: Any = None
+        self.provided: ProvidedState | None = ProvidedState()
         self._ambient = Ambient()
         self._forward_context, self._replay_context = contexts
+        self._takes_gradients = False
         self._replayed = False
 
     def forward(self, args: tuple, kwargs: dict, pack_input: Callable[[Tensor], Any] | None) -> Any:
@@ -105,9 +106,11 @@ class Invocation:
         self._inputs = offer_inputs(pack_input, args, kwargs)
         self.benefit = Benefit.of_new(self.path, (args, kwargs)) if pack_input is None else None
         live.add(self)
+        gradients = gradients_begun()
         with entered(Recording(self)), self._forward_context:
             output = self._body(*args, **kwargs)
-        self._state.seal()
+        self._takes_gradients = gradients_begun() != gradients
+        self.state.seal()
         with unseen():
             self.tape.pack()
         for scope in open_scopes():
@@ -126,20 +129,20 @@ class Invocation:
                     self.watch.add(f"argument {name!r}", leaf)
                 else:
                     objects.append((f"argument {name!r}", leaf))
-        self._state = PythonState(self._owner, objects)
+        self.state = PythonState(self._owner, objects)
         self._watch(0, 0)
 
     def enter(self, cell: nn.Cell) -> None:
         """A cell is about to run in the forward."""
-        tensors, cells = len(self._state.tensors), len(self._state.cells)
-        self._state.enter(cell)
+        tensors, cells = len(self.state.tensors), len(self.state.cells)
+        self.state.enter(cell)
         self._watch(tensors, cells)
 
     def _watch(self, tensors: int, cells: int) -> None:
         """Watch what the state has found after its first so many tensors and cells."""
-        for what, tensor in self._state.tensors[tensors:]:
+        for what, tensor in self.state.tensors[tensors:]:
             self.watch.add(what, tensor)
-        for _, cell in self._state.cells[cells:]:
+        for _, cell in self.state.cells[cells:]:
             for parameter in cell._params.values():
                 if parameter is not None:
                     self.watch.add("a weight", parameter)
@@ -147,7 +150,7 @@ class Invocation:
     @property
     def cells(self) -> Any:
         """The cells that run inside, with their paths below the region."""
-        return self._state.cells
+        return self.state.cells
 
     # ---- writes, see Note: [Changed underneath]
 
@@ -167,7 +170,7 @@ class Invocation:
                     self.overwritten.setdefault(key, (written.tensor, copy_of(written.tensor)))
                 return
             self.tape.rescue(written)
-            self._state.rescue(written)
+            self.state.rescue(written)
 
             def rescued(leaf: Any) -> Any:
                 if isinstance(leaf, Tensor) and not is_parameter(leaf) and written.reaches(leaf):
@@ -189,28 +192,31 @@ class Invocation:
         self.watch.verify()
         if self.is_outermost:
             check_whole_net(self.path, self.watch.parameters, self._replayed_bytes)
-        assert self._provided is not None
         scope = Replaying(self)
         for leaf in leaves(self._inputs):
             if isinstance(leaf, _Input):
                 leaf.fetch()
-        with replay_recording():
-            # before the precision of the forward is restored, which would cast them
-            args, kwargs = map_leaves(lambda leaf: leaf.get() if isinstance(leaf, _Input) else leaf, self._inputs)
-            with (
-                self._parameters_restored(),
-                self._ambient.restored(),
-                self._provided.restored(),
-                self._state.restored(),
-                entered(scope),
-                self._replay_context,
-            ):
-                self._body(*args, **kwargs)
+        record_again(lambda: self._run_again(scope), self._takes_gradients)
         scope.finish()
         self._replayed = True
         live.remove(self)
-        self._inputs = self._replay_context = self._state = self._provided = None
+        self._inputs = self._replay_context = self.state = self.provided = None
         self.overwritten = {}
+
+    def _run_again(self, scope: Replaying) -> None:
+        assert self.provided is not None
+        # before the precision of the forward is restored, which would cast them
+        args, kwargs = map_leaves(lambda leaf: leaf.get() if isinstance(leaf, _Input) else leaf, self._inputs)
+        with (
+            self._parameters_restored(),
+            self._ambient.restored(),
+            self.provided.restored(),
+            self.state.restored(),
+            scope.after,
+            entered(scope),
+            self._replay_context,
+        ):
+            self._body(*args, **kwargs)
 
     def _replayed_bytes(self) -> int:
         held = [placeholder for ref in self.placeholders if (placeholder := ref()) is not None]

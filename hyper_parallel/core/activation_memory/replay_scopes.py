@@ -1,5 +1,6 @@
 """The scopes of a replayed region: `Recording` its forward, `Replaying` its replay, `Repeated` one inside another's."""
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from hyper_parallel.core.activation_memory.dropout import PackedDropout, PackedM
 from hyper_parallel.core.activation_memory.operator_log import REMEDY, LogReader
 from hyper_parallel.core.activation_memory.scopes import Kept, Scope, unseen
 from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
+from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, is_parameter, requires_grad
@@ -128,6 +130,9 @@ class Recording(Scope):
     def reads_on_host(self) -> None:
         self._log.need()
 
+    def takes_value(self, site: Any, what: str, value: Any) -> None:
+        self._log.values_at(site).append(value)
+
 
 def _is_restorable(args: tuple, overwritten: dict[int, Any]) -> bool:
     """Whether a write may run again: into a temporary, or into a parameter that the replay has a copy of."""
@@ -144,6 +149,8 @@ class _Repeating(Scope):
         self.path = path
         self.cells = cells
         self.overwritten = overwritten
+        self.after = contextlib.ExitStack()
+        """Closed when the replay has ended."""
         self.reader = TapeReader(tape, path)
         self._log = LogReader(tape.log, path, cells)
 
@@ -182,7 +189,10 @@ class _Repeating(Scope):
 
     def _recorded(self, name: str, args: tuple) -> Any:
         with unseen():
-            return self.reader.operator(name, arguments(args))
+            result = self.reader.operator(name, arguments(args))
+        if self.inside_a_gradient and any(isinstance(leaf, Tensor) and requires_grad(leaf) for leaf in leaves(result)):
+            self._log.breaks_a_gradient(name)
+        return result
 
     def _repeats(self, args: tuple) -> bool:
         return _is_restorable(args, self.overwritten)
@@ -194,6 +204,9 @@ class _Repeating(Scope):
                 f"write; {REMEDY}"
             )
 
+    def takes_value(self, site: Any, what: str, value: Any) -> None:
+        self._log.takes(site, what, value)
+
     def finish(self) -> None:
         """Check that the replay did all that the forward did."""
         self._log.finish()
@@ -202,6 +215,10 @@ class _Repeating(Scope):
 
 class Repeated(_Repeating):
     """A nested region inside the replay of an enclosing one: only its output is needed, nothing of it is saved."""
+
+    def __init__(self, tape: Tape, path: str, around: _Repeating) -> None:
+        super().__init__(tape, path, around.overwritten, around.cells)
+        self.after = around.after
 
     def pack(self, tensor: Tensor) -> Any:
         return None

@@ -19,6 +19,7 @@ from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, gradient_depth, is_parameter, requires_grad, saved_tensors_hooks
 from ms_ops.cells import hear_of_calls
 from ms_ops.dispatch import NO_ANSWER, Interception
+from ms_ops.host_values import hear_of_values
 
 watched: "dict[int, weakref.ref[Watched]]" = {}
 """Every live `Watched` that asked to hear of writes, by its id."""
@@ -123,6 +124,9 @@ class Scope:
     def reads_on_host(self) -> None:
         """The code that runs in the scope reads a value on host."""
 
+    def takes_value(self, site: Any, what: str, value: Any) -> None:
+        """The code that runs in the scope takes a value from Python into a tensor."""
+
 
 class _Outside(Scope):
     """No region: no hooks are entered for it."""
@@ -150,7 +154,12 @@ def _enters(cell: nn.Cell) -> None:
         scope.enters(cell)
 
 
+def _takes_value(site: Any, what: str, value: Any) -> None:
+    _stack.scopes[-1].takes_value(site, what, value)
+
+
 hear_of_calls(_enters)
+hear_of_values(_takes_value)
 
 
 def current() -> Scope:

@@ -46,20 +46,32 @@ class Holder:
         """Hold again what was held; gives what undoes that, if there was anything to do."""
         raise NotImplementedError
 
+    def read(self) -> Any:
+        """What is held now, as a copy."""
+        raise NotImplementedError
+
+    def changed_since(self, held: Any) -> Any:
+        """What is held now, if it isn't what `read` gave before and a replay must know; else None."""
+        raise NotImplementedError
+
+    def write(self, changed: Any) -> Callable[[], None]:
+        """Hold what `changed_since` gave; gives what undoes that."""
+        raise NotImplementedError
+
 
 class Namespace(Holder):
     """Attributes of a cell or an object, or variables of a module."""
 
     __slots__ = ("_changed", "_names", "_whole")
 
-    def __init__(self, owner: dict[str, Any], what: str, names: tuple[str, ...] | None = None) -> None:
+    def __init__(self, owner: Any, what: str, names: tuple[str, ...] | None = None) -> None:
         super().__init__(owner, what)
         self._names = names
         self._changed: frozenset[str] = frozenset()
         self._whole = False
-        self.before = self._read()
+        self.before = self.read()
 
-    def _read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         if self._names is None:
             return {name: value for name, value in self.owner.items() if name not in _CELLS_OWN}
         return {name: self.owner[name] for name in self._names if name in self.owner}
@@ -68,32 +80,50 @@ class Namespace(Holder):
         return ((f"{self.what}.{name}" if self.what else name, value) for name, value in self.before.items())
 
     def seal(self) -> None:
-        now, before = self._read(), self.before
-        self._changed = frozenset(
+        self._changed, self._whole = self._differences(self.before, self.read())
+
+    @staticmethod
+    def _differences(before: dict[str, Any], now: dict[str, Any]) -> tuple[frozenset[str], bool]:
+        """The names whose values differ, and whether there is data among them."""
+        changed = frozenset(
             name for name in {**before, **now} if before.get(name, _ABSENT) is not now.get(name, _ABSENT)
         )
-        self._whole = any(_is_data(before.get(name)) or _is_data(now.get(name)) for name in self._changed)
+        return changed, any(_is_data(before.get(name)) or _is_data(now.get(name)) for name in changed)
+
+    def changed_since(self, held: Any) -> Any:
+        now = self.read()
+        changed, has_data = self._differences(held, now)
+        return {name: without_history(now.get(name, _ABSENT)) for name in changed} if has_data else None
+
+    def write(self, changed: Any) -> Callable[[], None]:
+        now = self.read()
+        self._write(changed)
+        return lambda: self._write({name: now.get(name, _ABSENT) for name in changed})
 
     def map(self, function: Function) -> None:
         self.before = {name: function(value) for name, value in self.before.items()}
 
     def restore(self) -> Callable[[], None] | None:
-        now = self._read()
-        wanted = {name: self.before.get(name, _ABSENT) for name in self._changed} if self._whole else {}
-        wanted.update((name, value) for name, value in self.before.items() if name not in self._changed)
-        differs = {name: value for name, value in wanted.items() if now.get(name, _ABSENT) is not value}
-        if not differs:
+        now = self.read()
+        wanted = {
+            name: value
+            for name, value in self.before.items()
+            if name not in self._changed and now.get(name, _ABSENT) is not value
+        }
+        if self._whole:  # the replay changes them again, even if they are what they were
+            wanted.update((name, self.before.get(name, _ABSENT)) for name in self._changed)
+        if not wanted:
             return None
-        self._write(differs)
+        self._write(wanted)
 
         def put_back() -> None:
-            after = self._read()
+            after = self.read()
             self._write(
                 {
                     name: now.get(name, _ABSENT)
                     if name in self._changed or name == "training"
                     else _after_replay(value, now.get(name, _ABSENT), after.get(name, _ABSENT))
-                    for name, value in differs.items()
+                    for name, value in wanted.items()
                 }
             )
 
@@ -107,17 +137,37 @@ class Namespace(Holder):
                 self.owner[name] = value
 
 
+class Slots(Namespace):
+    """Attributes of an object that has them in slots, or variables of a class."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Any, what: str, names: tuple[str, ...]) -> None:
+        super().__init__(owner, what, names)
+
+    def read(self) -> dict[str, Any]:
+        values = ((name, getattr(self.owner, name, _ABSENT)) for name in self._names or ())
+        return {name: value for name, value in values if value is not _ABSENT}
+
+    def _write(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if value is not _ABSENT:
+                setattr(self.owner, name, value)
+            elif hasattr(self.owner, name):
+                delattr(self.owner, name)
+
+
 class Closed(Holder):
     """A variable that a function closes over."""
 
-    __slots__ = ("_changed",)
+    __slots__ = ("_changed", "_holds_data")
 
     def __init__(self, owner: Any, what: str) -> None:
         super().__init__(owner, what)
-        self.before = self._read()
-        self._changed = False
+        self.before = self.read()
+        self._changed = self._holds_data = False
 
-    def _read(self) -> Any:
+    def read(self) -> Any:
         try:
             return self.owner.cell_contents
         except ValueError:  # not bound yet
@@ -127,17 +177,33 @@ class Closed(Holder):
         return ((self.what, self.before),)
 
     def seal(self) -> None:
-        self._changed = self._read() is not self.before
+        now = self.read()
+        self._changed = now is not self.before
+        self._holds_data = self._changed and (_is_data(self.before) or _is_data(now))
 
     def map(self, function: Function) -> None:
         self.before = function(self.before)
 
     def restore(self) -> Callable[[], None] | None:
-        now, before = self._read(), self.before
-        if now is before or before is _ABSENT or (self._changed and not _is_data(before) and not _is_data(now)):
+        now, before = self.read(), self.before
+        if self._holds_data:  # the replay changes it again, even if it is what it was
+            self._write(before)
+            return lambda: self._write(now)
+        if now is before or before is _ABSENT or self._changed:
             return None
         self.owner.cell_contents = before
-        return lambda: self._write(_after_replay(before, now, self._read()))
+        return lambda: self._write(_after_replay(before, now, self.read()))
+
+    def changed_since(self, held: Any) -> Any:
+        now = self.read()
+        if now is held or not (_is_data(held) or _is_data(now)):
+            return None
+        return (without_history(now),)
+
+    def write(self, changed: Any) -> Callable[[], None]:
+        now = self.read()
+        self._write(changed[0])
+        return lambda: self._write(now)
 
     def _write(self, value: Any) -> None:
         if value is _ABSENT:
@@ -153,10 +219,10 @@ class Collection(Holder):
 
     def __init__(self, owner: Any, what: str) -> None:
         super().__init__(owner, what)
-        self.before = self._read()
+        self.before = self.read()
         self._changed = self._holds_tensors = False
 
-    def _read(self) -> Any:
+    def read(self) -> Any:
         return dict(self.owner) if isinstance(self.owner, dict) else list(self.owner)
 
     def children(self) -> Any:
@@ -164,7 +230,7 @@ class Collection(Holder):
         return ((f"{self.what}[{key!r}]", value) for key, value in values)
 
     def seal(self) -> None:
-        now = self._read()
+        now = self.read()
         self._holds_tensors = any(_is_data(value) for held in (self.before, now) for value in values_of(held))
         self._changed = not _same(self.before, now)
 
@@ -175,10 +241,23 @@ class Collection(Holder):
             self.before = [function(value) for value in self.before]
 
     def restore(self) -> Callable[[], None] | None:
-        now = self._read()
-        if _same(now, self.before) or (self._changed and not self._holds_tensors):
+        now = self.read()
+        if not self._holds_tensors if self._changed else _same(now, self.before):
             return None
         self._write(self.before)
+        return lambda: self._write(now)
+
+    def changed_since(self, held: Any) -> Any:
+        now = self.read()
+        if _same(held, now) or not any(_is_data(value) for each in (held, now) for value in values_of(each)):
+            return None
+        if isinstance(now, dict):
+            return {key: without_history(value) for key, value in now.items()}
+        return [without_history(value) for value in now]
+
+    def write(self, changed: Any) -> Callable[[], None]:
+        now = self.read()
+        self._write(changed)
         return lambda: self._write(now)
 
     def _write(self, held: Any) -> None:
@@ -192,17 +271,28 @@ class Collection(Holder):
 class Array(Holder):
     """A numpy array."""
 
-    __slots__ = ()
+    __slots__ = ("_changed",)
 
     def __init__(self, owner: np.ndarray, what: str) -> None:
         super().__init__(owner, what)
-        self.before = owner.copy()
+        self.before = self.read()
+        self._changed = False
+
+    def seal(self) -> None:
+        self._changed = self.changed_since(self.before) is not None
 
     def restore(self) -> Callable[[], None] | None:
-        if self.owner.tobytes() == self.before.tobytes():
-            return None
+        return self.write(self.before) if self._changed or self.changed_since(self.before) is not None else None
+
+    def read(self) -> Any:
+        return self.owner.copy()
+
+    def changed_since(self, held: Any) -> Any:
+        return None if self.owner.tobytes() == held.tobytes() else self.owner.copy()
+
+    def write(self, changed: Any) -> Callable[[], None]:
         now = self.owner.copy()
-        self.owner[...] = self.before
+        self.owner[...] = changed
         return lambda: np.copyto(self.owner, now)
 
 
@@ -213,16 +303,22 @@ class Generator(Holder):
 
     def __init__(self, owner: Any, what: str) -> None:
         super().__init__(owner, what)
-        self.before = self._read()
+        self.before = self.read()
 
-    def _read(self) -> Any:
+    def read(self) -> Any:
         if isinstance(self.owner, np.random.Generator):
             return self.owner.bit_generator.state
         return self.owner.get_state() if isinstance(self.owner, np.random.RandomState) else self.owner.getstate()
 
     def restore(self) -> Callable[[], None] | None:
-        now = self._read()
-        self._write(self.before)
+        return self.write(self.before)
+
+    def changed_since(self, held: Any) -> Any:
+        return self.read()
+
+    def write(self, changed: Any) -> Callable[[], None]:
+        now = self.read()
+        self._write(changed)
         return lambda: self._write(now)
 
     def _write(self, state: Any) -> None:

@@ -1,6 +1,7 @@
 """State that the code of a region depends on and nobody can find by looking: given by its owner as a get and a set."""
 
 import contextlib
+import operator
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,12 +18,20 @@ class StateProvider:
         name: What it is, for messages.
         get: Gives the state.
         set: Makes what `get` gave the state again.
+        same: Whether two things that `get` gave are the same state; by default, nobody knows.
     """
 
-    def __init__(self, name: str, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        get: Callable[[], Any],
+        set: Callable[[Any], None],
+        same: Callable[[Any, Any], bool] = lambda one, other: False,
+    ) -> None:
         self.name = name
         self.get = get
         self.set = set
+        self.same = same
 
     def remove(self) -> None:
         """Forget it; replays of forwards that have run still use it."""
@@ -71,13 +80,25 @@ def register_state_provider(name: str, get: Callable[[], Any], set: Callable[[An
 
 
 _numpy_generator: Any = np.random.mtrand._rand
+
+
+def _is_same_numpy_state(one: Any, other: Any) -> bool:
+    rest = ("bit_generator", "has_gauss", "gauss")
+    return all(one[name] == other[name] for name in rest) and _flat(one["state"]) == _flat(other["state"])
+
+
+def _flat(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in state.items()}
+
+
 _BUILT_IN = (
     StateProvider(
         "numpy.random",
         lambda: _numpy_generator.get_state(legacy=False),
         lambda state: _numpy_generator.set_state(state),
+        _is_same_numpy_state,
     ),
-    StateProvider("random", random.getstate, random.setstate),
+    StateProvider("random", random.getstate, random.setstate, operator.eq),
 )
 
 
@@ -88,6 +109,20 @@ class ProvidedState:
 
     def __init__(self) -> None:
         self._states = [(provider, provider.get()) for provider in (*_BUILT_IN, *_providers.values())]
+
+    def since(self, before: "ProvidedState") -> "ProvidedState | None":
+        """This without what was the same before; None if nothing is left."""
+        self._states = [
+            (provider, state)
+            for provider, state in self._states
+            if not any(provider is other and provider.same(state, held) for other, held in before._states)
+        ]
+        return self if self._states else None
+
+    def set(self) -> None:
+        """Make it the state."""
+        for provider, state in self._states:
+            provider.set(state)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -67,16 +67,16 @@ class Tape:
         """The result of a dropout operator."""
         self.entries.append((f"operator {name}", dropout))
 
-    def write_cell(self, path: str, output: Any, to_host: Any = None, wrote: Any = ()) -> None:
+    def write_cell(self, path: str, output: Any, to_host: Any = None, effects: Any = None) -> None:
         """The output of a cell that runs once.
 
         Args:
             path: The cell.
             output: What it gave.
             to_host: Turns a tensor into something on host that has `get()`.
-            wrote: Parameters that the cell wrote, each with a copy of what they are now.
+            effects: What else it changed.
         """
-        self._write(f"cell {path}", (output, tuple(wrote)), to_host)
+        self._write(f"cell {path}", (output, effects), to_host)
 
     def nested(self, path: str, log: OperatorLog | None = None) -> "Tape":
         """The tape of a region inside this one."""
@@ -153,7 +153,7 @@ class TapeReader:
         return entry.results(args[0]) if isinstance(entry, PackedDropout) else map_leaves(_read, entry)
 
     def cell(self, path: str) -> tuple[Any, Any]:
-        """The output that the cell gave in forward, and the parameters that it wrote."""
+        """The output that the cell gave in forward, and what else it changed."""
         return map_leaves(_read, self._take(f"cell {path}"))
 
     def nested(self, path: str) -> Tape:

@@ -1,5 +1,6 @@
 """`hear_of_values`: indices and new tensors are heard while operators are intercepted, and only the user's own."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,8 +21,7 @@ HELD: list[tuple[Any, str, Any]] = []
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, str, Any]]]:
     """What is heard, by wrappers that are installed for this test alone."""
     for name in ("__getitem__", "__init__", "from_numpy"):
-        function = getattr(Tensor, name)
-        plain = getattr(function, "__wrapped__", function)
+        plain = inspect.unwrap(getattr(Tensor, name))
         monkeypatch.setattr(Tensor, name, staticmethod(plain) if name == "from_numpy" else plain)
     HELD.clear()
     hear_of_values(lambda site, what, value: HELD.append((site, what, value)))

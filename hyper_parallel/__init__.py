@@ -11,6 +11,7 @@ from hyper_parallel.core.activation_memory.state_providers import register_state
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
 from hyper_parallel.core.activation_memory.wrappers import (
     checkpoint,
+    checkpoint_exclude_wrapper,
     checkpoint_wrapper,
     not_replayed,
     swap,
@@ -21,6 +22,7 @@ from hyper_parallel.core.errors import (
     HostMemoryError,
     NoBenefitWarning,
     PolicyError,
+    PolicyOverruledWarning,
     ReplayMismatchError,
     SwapStateError,
 )
@@ -34,6 +36,7 @@ __all__ = [
     "HostMemoryError",
     "NoBenefitWarning",
     "PolicyError",
+    "PolicyOverruledWarning",
     "PolicyPlan",
     "ReplayMismatchError",
     "SwapManager",
@@ -41,6 +44,7 @@ __all__ = [
     "activation_policy",
     "apply_policy",
     "checkpoint",
+    "checkpoint_exclude_wrapper",
     "checkpoint_wrapper",
     "is_recomputing",
     "load_policy",

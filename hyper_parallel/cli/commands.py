@@ -4,6 +4,7 @@ import click
 
 from hyper_parallel.cli.check import check
 from hyper_parallel.cli.demo import demo
+from hyper_parallel.cli.ops import ops
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -14,3 +15,4 @@ def command() -> None:
 
 command.add_command(check)
 command.add_command(demo)
+command.add_command(ops)

@@ -31,3 +31,7 @@ class HostMemoryError(ActivationMemoryError):
 
 class NoBenefitWarning(UserWarning):
     """A policy is honoured, but can't lower the memory that training needs."""
+
+
+class PolicyOverruledWarning(UserWarning):
+    """What a policy function answered for an operator can't be honoured, and something else is done, as it says."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from hyper_parallel.core.activation_memory.operator_policy import Table
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, size_in_words
-from hyper_parallel.policy_file.schema import PolicyFile
+from hyper_parallel.policy_file.schema import PolicyFile, Rule
 
 _HEAD = ("path", "cell", "policy", "why", "keeps")
 _NET = "(the net)"
@@ -18,16 +19,19 @@ def rules_as_text(file: PolicyFile) -> list[str]:
     Returns:
         One line per rule, one for the default, and one for the swap settings that are given.
     """
-    cells = [
-        (f"rule {number}", rule.cells, rule.policy.name.lower() + (" + swapped inputs" if rule.swap_inputs else ""))
-        for number, rule in enumerate(file.rules, 1)
-    ]
+    cells = [(f"rule {number}", rule.cells, _says(rule)) for number, rule in enumerate(file.rules, 1)]
     cells.append(("default", "any other cell", file.default.name.lower()))
     lines = _aligned(cells)
     given = file.swap.model_dump(include=file.swap.model_fields_set)
     if given:
         lines.append("swap: " + ", ".join(f"{key} {_setting(value)}" for key, value in given.items()))
     return lines
+
+
+def _says(rule: Rule) -> str:
+    inputs = " + swapped inputs" if rule.swap_inputs else ""
+    operators = f" + operators: {Table(rule.ops, rule.cells)}" if rule.ops else ""
+    return rule.policy.name.lower() + inputs + operators
 
 
 def resolution_as_text(resolution: Resolution) -> list[str]:

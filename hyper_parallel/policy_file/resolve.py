@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from mindspore import nn
 
+from hyper_parallel.core.activation_memory.operator_policy import Table
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
@@ -193,6 +194,8 @@ class _Resolver:
             rule.policy,
             swap_inputs=rule.swap_inputs,
             determinism_check=rule.determinism_check,
+            operators=None if rule.ops is None else Table(rule.ops, f"{self.source.name}: rule {number}"),
+            allow_cache_entry_mutation=rule.allow_cache_entry_mutation,
             source=f"{self.source.name}: rule {number}",
             path=path,
         )
@@ -247,7 +250,8 @@ class _Resolver:
             else:
                 inputs = f"inputs {host if spec.swap_inputs or within.swaps else 'on device'}"
             checked = ", values compared" if spec.determinism_check == "values" else ""
-            return f"{inputs}; {count} cell{'s' if count > 1 else ''} replayed{checked}"
+            operators = f"; operators: {spec.operators}" if spec.operators is not None else ""
+            return f"{inputs}; {count} cell{'s' if count > 1 else ''} replayed{checked}{operators}"
         if spec.policy.swaps:
             size = f" >= {size_in_words(settings.min_bytes)}" if settings.min_bytes else ""
             return f"{'output and ' if once else ''}saved tensors{size} {host}{once}"
@@ -289,7 +293,8 @@ def size_in_words(size: int) -> str:
 
 
 def _agree(one: RegionSpec, other: RegionSpec) -> bool:
-    return all(getattr(one, what) == getattr(other, what) for what in ("policy", "swap_inputs", "determinism_check"))
+    sayable = ("policy", "swap_inputs", "determinism_check", "operators", "allow_cache_entry_mutation")
+    return all(getattr(one, what) == getattr(other, what) for what in sayable)
 
 
 def _place(node: Node) -> str:
@@ -298,7 +303,9 @@ def _place(node: Node) -> str:
 
 def _words(spec: RegionSpec) -> str:
     inputs = " with swapped inputs" if spec.swap_inputs else ""
-    return spec.policy.name.lower() + inputs + (" and values compared" if spec.determinism_check == "values" else "")
+    values = " and values compared" if spec.determinism_check == "values" else ""
+    operators = f" and operators {spec.operators}" if spec.operators is not None else ""
+    return spec.policy.name.lower() + inputs + values + operators
 
 
 def _rules(numbers: list[int]) -> str:

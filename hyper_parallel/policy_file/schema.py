@@ -15,13 +15,14 @@ from pydantic import (
     StrictStr,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
+from hyper_parallel.core.activation_memory.operator_policy import Table
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file.patterns import parse_pattern
-from ms_ops.dispatch import why_not_repeated
 
 POLICY_NAMES = tuple(policy.name.lower() for policy in CheckpointPolicy)
 
@@ -95,23 +96,50 @@ class Rule(BaseModel):
     """What a replay compares with its forward: operators (names, order, plain arguments, shapes, dtypes), or the values
     of their results, too, at the cost of waiting for each. Only with must_recompute or prefer_recompute."""
 
-    ops: dict[StrictStr, Policy] = Field(default_factory=dict)
-    """Policies of operators: not in this version, any is an error. One that could never be honoured is told apart."""
+    ops: dict[StrictStr, Policy] | None = None
+    """Policies of the operators inside, by the name in the catalogue (`MatMul` is every matrix product) or MindSpore's;
+    `*` is the rest, which is replayed by default. Without `policy` the rule means must_recompute."""
+
+    allow_cache_entry_mutation: StrictBool = False
+    """Let results that are kept be written before the replay reads them. Only with must_recompute or
+    prefer_recompute."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _operators_are_for_a_replay(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("ops") is not None and "policy" not in value:
+            return {**value, "policy": CheckpointPolicy.MUST_RECOMPUTE}
+        return value
 
     @field_validator("ops")
     @classmethod
-    def _none_yet(cls, value: dict[str, CheckpointPolicy]) -> dict[str, CheckpointPolicy]:
-        for name, policy in value.items():
-            why = why_not_repeated(name)
-            if why and policy is CheckpointPolicy.MUST_RECOMPUTE:
-                raise ValueError(
-                    f"{name} can't be must_recompute: it {why}, so that running it again would give other numbers; a "
-                    f"replay reads what it gave in the forward, without any rule. Leave it out, or say must_save"
-                )
-        raise ValueError(
-            "policies of operators are not in this version; give the cells inside their own policies, for example "
-            "must_save on those that are to run once"
-        )
+    def _can_be_honoured(
+        cls, value: dict[str, CheckpointPolicy] | None, info: ValidationInfo
+    ) -> dict[str, CheckpointPolicy] | None:
+        if value is None:
+            return None
+        policy = info.data.get("policy")
+        if policy is not None and not policy.replays:
+            raise ValueError(
+                f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
+                f"replays nothing, so operators have no policies of their own; leave one of the two out"
+            )
+        try:
+            Table(value, "")
+        except PolicyError as error:
+            raise ValueError(str(error).removeprefix(": ")) from None
+        return value
+
+    @field_validator("allow_cache_entry_mutation")
+    @classmethod
+    def _has_a_cache(cls, value: bool, info: ValidationInfo) -> bool:
+        policy = info.data.get("policy")
+        if value and policy is not None and not policy.replays:
+            raise ValueError(
+                f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
+                f"replays nothing, so nothing is kept for a replay"
+            )
+        return value
 
     @field_validator("determinism_check")
     @classmethod

@@ -9,7 +9,9 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from hyper_parallel import CheckpointPolicy, ReplayMismatchError, activation_policy, checkpoint, is_recomputing
+from hyper_parallel.core.activation_memory.operator_choice import OperatorChoice
 from hyper_parallel.core.activation_memory.replay import Invocation
+from hyper_parallel.core.activation_memory.scopes import Kept
 from hyper_parallel.core.activation_memory.tape import Tape
 from ms_ops.autograd import recording
 from tests.helpers import Layer, numbers, seeded
@@ -255,7 +257,7 @@ def test_a_failed_replay_can_be_tried_again(kind: str) -> None:
 
     def forward(x: Tensor) -> Tensor:
         assert recording()
-        invocation = Invocation(body, body, "body", Tape(), (_Reusable(), _Reusable()))
+        invocation = Invocation(body, body, "body", Tape(), (_Reusable(), _Reusable()), OperatorChoice(None, Kept))
         y = invocation.forward((x,), {}, None)
         held = [placeholder for ref in invocation.placeholders if (placeholder := ref()) is not None]
         with pytest.raises(error):
@@ -278,7 +280,7 @@ class _Reusable:
 
 
 def test_a_saved_tensor_that_no_replay_produces_is_never_silently_missing() -> None:
-    invocation = Invocation(ops.tanh, ops.tanh, "body", Tape(), (_Reusable(), _Reusable()))
+    invocation = Invocation(ops.tanh, ops.tanh, "body", Tape(), (_Reusable(), _Reusable()), OperatorChoice(None, Kept))
 
     def forward(x: Tensor) -> Tensor:
         y = invocation.forward((x,), {}, None)

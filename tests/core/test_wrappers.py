@@ -16,6 +16,7 @@ from mindspore import Tensor, nn, ops
 from hyper_parallel import (
     CheckpointPolicy,
     PolicyError,
+    PolicyOverruledWarning,
     SwapManager,
     activation_policy,
     checkpoint,
@@ -148,17 +149,11 @@ def test_an_unknown_keyword_of_swap_wrapper_is_refused() -> None:
         swap_wrapper(Layer(), tensor_policy=None)  # type: ignore[call-arg]
 
 
-def test_output_recompute_is_refused_and_false_is_accepted() -> None:
-    with pytest.raises(PolicyError, match="output_recompute=True"):
-        checkpoint_wrapper(Layer(), output_recompute=True)
+def test_output_recompute_is_a_replayed_region_and_says_what_it_is_not() -> None:
+    with pytest.warns(PolicyOverruledWarning, match="its output stays with the operators that save it"):
+        net = checkpoint_wrapper(Layer(), output_recompute=True)
+    assert_same(gradients(net, numbers(2, 4)), gradients(Layer(), numbers(2, 4)))
     checkpoint_wrapper(Layer(), output_recompute=False)
-
-
-def test_policy_fn_of_checkpoint_is_refused() -> None:
-    with pytest.raises(PolicyError, match="checkpoint_wrapper: policy_fn"):
-        checkpoint_wrapper(Layer(), policy_fn=lambda ctx, op, *args, **kwargs: P.MUST_SAVE)
-    with pytest.raises(PolicyError, match="checkpoint: policy_fn"):
-        checkpoint(tanh, numbers(2), policy_fn=lambda ctx, op, *args, **kwargs: P.MUST_SAVE)
 
 
 @pytest.mark.parametrize("keywords", [{"early_stop": False}, {"early_stop": True}, {"group_swap": True}])

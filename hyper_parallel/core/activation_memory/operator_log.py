@@ -17,6 +17,9 @@ from ms_ops.tensors import checksum, untouched
 Entry = tuple[str, tuple, Any, Any, tuple]
 """Name, plain arguments, results, checksums of the results (None unless asked for), the `param_info` of parameters."""
 
+KEPT: Any = "kept"
+"""Stands in an entry for the results of an operator that runs once: the replay reads them."""
+
 REMEDY = (
     "the region must do the same each time it runs with the same inputs; give the cell that holds this operator the "
     "policy MUST_SAVE, or register what it depends on with register_state_provider"
@@ -69,10 +72,12 @@ class OperatorLog:
         all_needed: Run every operator again.
     """
 
-    __slots__ = ("_at", "all_needed", "entries", "needed", "values")
+    __slots__ = ("_at", "all_needed", "answers", "entries", "needed", "values")
 
     def __init__(self, values: bool = False, all_needed: bool = False) -> None:
         self._at: dict[Any, list[Any]] = {}
+        self.answers: dict[int, Any] = {}
+        """What a policy function answered, and shapes and dtypes of the results, by the index of the entry."""
         self.entries: list[Entry] = []
         self.values = values
         self.needed = 0
@@ -107,7 +112,7 @@ class OperatorLog:
 
     def write_once(self, name: str) -> None:
         """An operator has run whose result the replay will read."""
-        self.entries.append((name, (), None, None, ()))
+        self.entries.append((name, (), KEPT, None, ()))
 
 
 class LogReader:
@@ -151,6 +156,16 @@ class LogReader:
                 f"{self._path}: {what} is of {value!r} in the replay{call_site(self._cells)}, but of {values[index]!r} "
                 f"in the forward; {self._remedy}"
             )
+
+    def keeps(self, name: str) -> bool:
+        """Whether the operator that comes next is one whose results the replay reads."""
+        entries, index = self._entries, self._next
+        return index < len(entries) and entries[index][2] is KEPT and entries[index][0] == name
+
+    @property
+    def next(self) -> int:
+        """The index of the operator that comes next."""
+        return self._next
 
     def begins(self, name: str) -> None:
         """The replay is about to run an operator."""
@@ -215,7 +230,7 @@ def describe(entry: Entry) -> str:
     """An operator with its plain arguments and results, for messages."""
     name, arguments, results, *_ = entry
     text = name + (f"{arguments!r}" if arguments else "")
-    return text if results is None else f"{text} -> {_results(results)}"
+    return text if results is None or results is KEPT else f"{text} -> {_results(results)}"
 
 
 def _names(infos: tuple) -> str:

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hyper_parallel.core.activation_memory.effects import Effects
+from hyper_parallel.core.activation_memory.operator_choice import OperatorChoice
 from hyper_parallel.core.activation_memory.operator_log import OperatorLog
 from hyper_parallel.core.activation_memory.replay import Invocation, offer_inputs
 from hyper_parallel.core.activation_memory.replay_scopes import Recording, Repeated
 from hyper_parallel.core.activation_memory.scopes import Scope, current, entered, open_scopes, unseen
 from hyper_parallel.core.activation_memory.spec import RegionSpec
-from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapScope
+from hyper_parallel.core.activation_memory.swap_group import HostSide, SwapScope
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
 from hyper_parallel.core.activation_memory.tape import Tape
 from hyper_parallel.core.activation_memory.trees import leaves
@@ -43,12 +44,12 @@ def run(spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs
     if scope.replays:
         return _again(scope, path, body, args, kwargs)
     if spec.policy.saves:
-        return _saved(scope, path, body, args, kwargs)
+        return _saved(scope, spec, path, body, args, kwargs)
     manager = SwapManager()
     manager.region_begins()
     choice = manager.choose(spec, path)
     if choice.policy.saves:
-        return _saved(scope, path, body, args, kwargs)
+        return _saved(scope, spec, path, body, args, kwargs)
     if choice.policy.swaps:
         return _swapped(scope, spec, path, body, args, kwargs)
     return _replayed(scope, choice, path, owner, body, args, kwargs)
@@ -69,10 +70,10 @@ def _again(scope: Any, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
     return output
 
 
-def _saved(scope: Any, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
+def _saved(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
     if not (scope.records or isinstance(scope, SwapScope)):
         return body(*args, **kwargs)
-    return _once(scope, Scope(), path, body, args, kwargs, None)
+    return _once(scope, Scope(), path, body, args, kwargs, None, perhaps=not spec.save_output)
 
 
 def _swapped(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
@@ -83,7 +84,9 @@ def _swapped(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, k
         return _once(scope, SwapScope(group), path, body, args, kwargs, group.add)
 
 
-def _once(scope: Any, inner: Scope, path: str, body: Body, args: tuple, kwargs: dict, to_host: Any) -> Any:
+def _once(
+    scope: Any, inner: Scope, path: str, body: Body, args: tuple, kwargs: dict, to_host: Any, perhaps: bool = False
+) -> Any:
     """Run a cell that runs once; for an enclosing region that is recorded, note what its replay must know."""
     if not scope.records:
         with entered(inner):
@@ -101,22 +104,21 @@ def _once(scope: Any, inner: Scope, path: str, body: Body, args: tuple, kwargs: 
         )
     with unseen():
         effects.seal(inner.written_parameters.values())
-        scope.tape.write_cell(path, output, to_host, effects)
+        scope.tape.write_cell(path, output, to_host, effects, perhaps)
     return output
 
 
 def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs: dict) -> Any:
     contexts = _contexts_of(spec, path)
     log = OperatorLog(values=spec.determinism_check == "values", all_needed=not spec.early_stop)
-    tape = scope.tape.nested(path, log) if scope.records else Tape(log)
-    invocation = Invocation(owner, body, path, tape, contexts)
-    if scope.records or isinstance(scope, SwapScope):
-        return invocation.forward(args, kwargs, scope.offer)
-    if not spec.swap_inputs:
-        return invocation.forward(args, kwargs, None)
-    group: SwapGroup = SwapManager().open_group(path)
-    with group:
-        return invocation.forward(args, kwargs, group.add)
+    may_be_written = spec.allow_cache_entry_mutation
+    tape = scope.tape.nested(path, log, may_be_written) if scope.records else Tape(log, may_be_written)
+    with contextlib.ExitStack() as groups:
+        host = HostSide(lambda: SwapManager().open_group(path), groups)
+        invocation = Invocation(owner, body, path, tape, contexts, OperatorChoice(spec.operators, host.add))
+        if scope.records or isinstance(scope, SwapScope):
+            return invocation.forward(args, kwargs, scope.offer)
+        return invocation.forward(args, kwargs, host.add if spec.swap_inputs else None)
 
 
 def _contexts_of(spec: RegionSpec, path: str) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from mindspore import Parameter, Tensor, nn
 
 from hyper_parallel.core.activation_memory.benefit import Benefit, check_whole_net
 from hyper_parallel.core.activation_memory.changes import Watch, live
+from hyper_parallel.core.activation_memory.operator_choice import OperatorChoice
 from hyper_parallel.core.activation_memory.operator_log import REMEDY
 from hyper_parallel.core.activation_memory.python_state import PythonState
 from hyper_parallel.core.activation_memory.replay_scopes import Placeholder, Recording, Replaying
@@ -79,11 +80,21 @@ class Invocation:
         path: The region's name, for messages.
         tape: Where results go that the replay reads.
         contexts: Of the forward, and of the replay.
+        choice: What happens to the results of operators.
     """
 
-    def __init__(self, owner: Any, body: Callable[..., Any], path: str, tape: Tape, contexts: tuple[Any, Any]) -> None:
+    def __init__(
+        self,
+        owner: Any,
+        body: Callable[..., Any],
+        path: str,
+        tape: Tape,
+        contexts: tuple[Any, Any],
+        choice: OperatorChoice,
+    ) -> None:
         self.path = path
         self.tape = tape
+        self.choice = choice
         self.is_outermost = len(open_scopes()) == 1
         self.benefit: Benefit | None = None
         self.placeholders: list[weakref.ref[Placeholder]] = []
@@ -111,11 +122,11 @@ class Invocation:
             output = self._body(*args, **kwargs)
         self._takes_gradients = gradients_begun() != gradients
         self.state.seal()
+        around = [scope.invocation for scope in open_scopes() if isinstance(scope, Recording)]
         with unseen():
-            self.tape.pack()
-        for scope in open_scopes():
-            if isinstance(scope, Recording):
-                scope.invocation.watch.include(self.watch)
+            self.tape.pack(is_read_whole=bool(around))
+        for invocation in around:
+            invocation.watch.include(self.watch)
         if self.benefit is not None:
             self.benefit.check(output)
             self.benefit = None

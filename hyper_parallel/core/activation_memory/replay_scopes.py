@@ -9,7 +9,8 @@ from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.dropout import PackedDropout, PackedMask
-from hyper_parallel.core.activation_memory.operator_log import REMEDY, LogReader
+from hyper_parallel.core.activation_memory.operator_log import REMEDY, LogReader, results_of
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.scopes import Kept, Scope, unseen
 from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
 from hyper_parallel.core.activation_memory.trees import leaves
@@ -35,20 +36,27 @@ if TYPE_CHECKING:
 class Placeholder:
     """What autograd holds instead of a saved tensor of a replayed region."""
 
-    __slots__ = ("__weakref__", "_invocation", "dtype", "shape", "value")
+    __slots__ = ("__weakref__", "_invocation", "_kept", "dtype", "shape", "value")
 
     def __init__(self, invocation: "Invocation", tensor: Tensor) -> None:
         self._invocation = invocation
+        self._kept: Kept | None = None
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.value: Tensor | None = None
 
     def get(self) -> Tensor:
         """The saved tensor; the first one asked for replays the region."""
+        if self._kept is not None:
+            return self._kept.get()
         if self.value is None:
             self._invocation.replay()
         assert self.value is not None
         return self.value
+
+    def keep(self, tensor: Tensor) -> None:
+        """The operator that has saved the tensor won't run again."""
+        self._kept = Kept(tensor)
 
 
 class Recording(Scope):
@@ -60,9 +68,12 @@ class Recording(Scope):
         self.invocation = invocation
         self.tape = invocation.tape
         self._log = invocation.tape.log
+        self._choice = invocation.choice
         self._keeps = False
         self._packs_mask = False
         self._mask: PackedMask | None = None
+        self._saved_now: list[tuple[Placeholder, Tensor]] = []
+        """What the operator that runs now has saved, while its policy isn't known."""
 
     def pack(self, tensor: Tensor) -> Any:
         if self._keeps:
@@ -72,6 +83,8 @@ class Recording(Scope):
             self.invocation.benefit.saved(tensor)
         placeholder = Placeholder(self.invocation, tensor)
         self.invocation.placeholders.append(weakref.ref(placeholder))
+        if self._choice.policy is not None:
+            self._saved_now.append((placeholder, tensor))
         return placeholder
 
     def _keep(self, tensor: Tensor) -> Any:
@@ -85,13 +98,6 @@ class Recording(Scope):
         parameters = parameters_read(args)
         for parameter in parameters:
             self.invocation.watch.add_parameter(parameter)
-        if kind is Kind.PLAIN:
-            placed = len(self.invocation.placeholders)
-            result = run(*args)
-            self._log.write(name, arguments(args), result, parameters)
-            if len(self.invocation.placeholders) != placed:
-                self._log.need()  # an old primitive, which saves while it runs: perhaps its own result
-            return result
         if kind is Kind.UNSEEN:
             return run(*args)
         if kind is Kind.ONCE or (kind is Kind.WRITE and not _is_restorable(args, self.invocation.overwritten)):
@@ -100,10 +106,32 @@ class Recording(Scope):
             for statistic in moving_statistics(args):
                 if is_parameter(statistic):
                     self.invocation.watch.updates(statistic.param_info)
+        placed = len(self.invocation.placeholders)
+        self._saved_now.clear()
         result = run(*args)
+        if self._choice.policy is not None and not self.inside_a_gradient:
+            policy = self._ask(name, result, args)
+            if not policy.replays:
+                self._keep_what_was_saved(placed)
+                return self._write_once(name, result, policy)
         self._log.write(name, arguments(args), result, parameters)
-        self._log.need()
+        if kind is not Kind.PLAIN or len(self.invocation.placeholders) != placed:
+            self._log.need()  # an old primitive, which saves while it runs: perhaps its own result
         return result
+
+    def _ask(self, name: str, result: Any, args: tuple, runs_once: bool = False) -> CheckpointPolicy:
+        invocation, choice = self.invocation, self._choice
+        said, policy = choice.ask(invocation.path, name, result, invocation.cells, arguments(args), runs_once)
+        if choice.policy is not None and choice.policy.asks:
+            self._log.answers[len(self._log.entries)] = said, results_of(result)
+        return policy
+
+    def _keep_what_was_saved(self, placed: int) -> None:
+        """An old primitive saves while it runs, and the replay won't run it."""
+        for placeholder, tensor in self._saved_now:
+            placeholder.keep(tensor)
+        self._saved_now.clear()
+        del self.invocation.placeholders[placed:]
 
     def _once(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         self._keeps = is_old_primitive(args)  # what the replay won't save again is kept as it is
@@ -113,11 +141,18 @@ class Recording(Scope):
             result = run(*args)
         finally:
             self._keeps = False
+        policy = CheckpointPolicy.MUST_SAVE
+        if self._choice.policy is not None and not self.inside_a_gradient:
+            policy = self._ask(name, result, args, runs_once=True)
+        if not self._packs_mask:
+            return self._write_once(name, result, policy)
         self._log.write_once(name)
-        if self._packs_mask:
-            self.tape.write_dropout(name, PackedDropout(args, result, self._mask or PackedMask(result[1])))
-        else:
-            self.tape.write_operator(name, result)
+        self.tape.write_dropout(name, PackedDropout(args, result, self._mask or PackedMask(result[1])))
+        return result
+
+    def _write_once(self, name: str, result: Any, policy: CheckpointPolicy) -> Any:
+        self._log.write_once(name)
+        self.tape.write_operator(name, result, self._choice.to_host if policy.swaps else None)
         return result
 
     def enters(self, cell: nn.Cell) -> None:
@@ -158,7 +193,10 @@ class _Repeating(Scope):
         if name == "Print":
             return None  # it printed in the forward
         kind = kind_of(name)
-        if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
+        if kind is Kind.UNSEEN:
+            return NO_ANSWER
+        self.ask_again(name, args)
+        if self._is_recorded(name, kind, args):
             self._log.begins(name)
             return self._recorded(name, args)
         stand_in = self.stand_in(name) if kind is Kind.PLAIN else None
@@ -176,16 +214,25 @@ class _Repeating(Scope):
         kind = kind_of(name)
         if kind is Kind.UNSEEN:
             return run(*args)
+        if not is_old_primitive(args):
+            self.ask_again(name, args)
+        is_recorded = self._is_recorded(name, kind, args)
         stand_in = self.stand_in(name) if kind is Kind.PLAIN else None
         self._log.begins(name)
         if stand_in is not None:
             self._log.left_out(name, arguments(args))
             return stand_in
-        if kind is Kind.ONCE or (kind is Kind.WRITE and not self._repeats(args)):
+        if is_recorded:
             return self._recorded(name, args)
         result = run(*(on_copies_of_state(args) if kind is Kind.STATE else args))
         self._log.ran(name, arguments(args), result, parameters_read(args))
         return result
+
+    def ask_again(self, name: str, args: tuple) -> None:
+        """The policy of operators is asked before an operator of a replay."""
+
+    def _is_recorded(self, name: str, kind: Kind, args: tuple) -> bool:
+        return kind is Kind.ONCE or self._log.keeps(name) or (kind is Kind.WRITE and not self._repeats(args))
 
     def _recorded(self, name: str, args: tuple) -> Any:
         with unseen():
@@ -254,6 +301,12 @@ class Replaying(_Repeating):
 
     def stand_in(self, name: str) -> Tensor | None:
         return self._log.stand_in(name)
+
+    def ask_again(self, name: str, args: tuple) -> None:
+        choice = self._invocation.choice
+        if choice.policy is not None and choice.policy.asks:
+            answer = self._invocation.tape.log.answers.get(self._log.next)
+            choice.ask_again(self.path, name, answer, self.cells, arguments(args))
 
     def finish(self) -> None:
         """Check that the replay did all that the forward did; only then are its values given out."""

@@ -1,9 +1,10 @@
 """`RegionSpec`: everything a user said about one cell, as one immutable value."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from hyper_parallel.core.activation_memory.operator_policy import OperatorPolicy
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 
@@ -28,6 +29,12 @@ class RegionSpec:
     """What a replay compares with its forward: `operators`, or their `values`, too."""
     early_stop: bool = True
     """Let a replay leave out operators after the last one that backward needs."""
+    operators: OperatorPolicy | None = None
+    """With a policy that replays: what happens to the results of operators in the region."""
+    allow_cache_entry_mutation: bool = False
+    """Let results that are kept for the replay be written before it reads them."""
+    save_output: bool = True
+    """Of a cell that runs once: keep its output even where the replay can do without."""
     source: str = "decorator"
     """Who said so: `decorator`, `checkpoint_wrapper`, `policy.yaml: rule 2`."""
     path: str = ""
@@ -45,6 +52,19 @@ class RegionSpec:
             raise PolicyTypeError(f"policy_fn must be callable, but got {self.tensor_policy!r} ({self.source})")
         if not isinstance(self.early_stop, bool):
             raise PolicyTypeError(f"early_stop must be a bool, but got {self.early_stop!r} ({self.source})")
+        if not isinstance(self.save_output, bool):
+            raise PolicyTypeError(f"save_output must be a bool, but got {self.save_output!r} ({self.source})")
+        if not isinstance(self.allow_cache_entry_mutation, bool):
+            raise PolicyTypeError(
+                f"allow_cache_entry_mutation must be a bool, but got {self.allow_cache_entry_mutation!r} "
+                f"({self.source})"
+            )
+        if self.operators is not None and not self.policy.replays:
+            raise PolicyError(
+                f"policies of operators (ops=, policy_fn=) are for a replayed region, but the policy is "
+                f"{self.policy.name}, which replays nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE, "
+                f"or leave the cell's policy out"
+            )
         if self.determinism_check not in DETERMINISM_CHECKS:
             raise PolicyError(
                 f"determinism_check must be one of {', '.join(DETERMINISM_CHECKS)}, but got "
@@ -66,7 +86,8 @@ class RegionSpec:
 
     def __str__(self) -> str:
         values = " + values compared" if self.determinism_check == "values" else ""
-        return self.policy.name + (" + swapped inputs" if self.swap_inputs else "") + values
+        operators = f" + operators: {self.operators}" if self.operators is not None else ""
+        return self.policy.name + (" + swapped inputs" if self.swap_inputs else "") + values + operators
 
 
 def spec_of(cell: Any) -> RegionSpec | None:
@@ -88,7 +109,7 @@ def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
     Raises:
         PolicyError: The two contradict each other.
     """
-    same = ("policy", "swap_inputs", "context_fn", "tensor_policy", "determinism_check", "early_stop")
+    same = [each.name for each in fields(RegionSpec) if each.name not in ("source", "path")]
     if all(getattr(new, name) == getattr(old, name) for name in same):
         return old
     if new.policy.replays and old.policy.swaps:

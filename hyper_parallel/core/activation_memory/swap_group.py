@@ -7,6 +7,8 @@ waits, the others are there.
 """
 
 import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -119,4 +121,24 @@ class SwapScope(Scope):
         self._group = group
 
     def pack(self, tensor: Tensor) -> Any:
+        return self._group.add(tensor)
+
+
+class HostSide:
+    """The group of one call of a replayed region, opened when the first tensor goes to host.
+
+    Args:
+        open_group: Opens it.
+        groups: Closes it when the region ends.
+    """
+
+    def __init__(self, open_group: Callable[[], SwapGroup], groups: ExitStack) -> None:
+        self._open_group = open_group
+        self._groups = groups
+        self._group: SwapGroup | None = None
+
+    def add(self, tensor: Tensor) -> Any:
+        """What stands for `tensor`; see `SwapGroup.add`."""
+        if self._group is None:
+            self._group = self._groups.enter_context(self._open_group())
         return self._group.add(tensor)

@@ -17,28 +17,40 @@ from hyper_parallel.core.activation_memory.trees import map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, is_parameter, requires_grad, result_like
-from ms_ops.tensors import copy_of, storage_of
+from ms_ops.tensors import copy_of, storage_of, untouched
 
 
 class _Saved:
-    """A tensor on a tape; `tensor` is the tensor itself or something on host with `get()`."""
+    """A tensor on a tape; `tensor` is the tensor itself or something on host with `get()`; None: only its form."""
 
-    __slots__ = ("is_written", "original", "tensor", "tracked")
+    __slots__ = ("_to_host", "form", "is_written", "original", "tensor", "tracked")
 
-    def __init__(self, tensor: Any, tracked: bool, original: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, to_host: Any, tracked: bool, original: Tensor) -> None:
+        self.tensor = tensor if to_host is None else to_host(tensor)
+        self._to_host = to_host
+        self.form = original.shape, original.dtype
         self.tracked = tracked
         self.original = weakref.ref(original)
         self.is_written = False
 
     def get(self) -> Tensor:
+        if self.tensor is None:
+            return untouched(*self.form)
         tensor = self.tensor if isinstance(self.tensor, Tensor) else self.tensor.get()
         return result_like(tensor, self.tracked) if self.is_written else alias(tensor, self.tracked)
 
     def is_reached(self, written: Written) -> bool:
         if not isinstance(self.tensor, Tensor):
-            return False  # a copy on host, or on its way there
+            return False  # a copy on host, or on its way there: that one watches itself
         return written.tensor is self.original() or written.reaches(self.tensor)
+
+    def rescue(self, written: Written) -> None:
+        """The region itself is about to write what may be this tensor: keep a copy."""
+        self.is_written = self.is_written or written.rebinds  # perhaps this one: only its object would tell
+        waiting = self.tensor if isinstance(self.tensor, Tensor) else getattr(self.tensor, "tensor", None)
+        if waiting is not None and (written.tensor is self.original() or written.reaches(waiting)):
+            copied = copy_of(waiting)
+            self.tensor, self.is_written = copied if self._to_host is None else self._to_host(copied), True
 
 
 def _read(leaf: Any) -> Any:
@@ -50,24 +62,36 @@ class Tape:
 
     Args:
         log: Where the operators of the same region are written; a new one by default.
+        may_be_written: Results on it may be written before a replay reads them; that is the user's business.
     """
 
-    __slots__ = ("_saved", "entries", "log")
+    __slots__ = ("_may_be_written", "_perhaps", "_saved", "entries", "log")
 
-    def __init__(self, log: OperatorLog | None = None) -> None:
+    def __init__(self, log: OperatorLog | None = None, may_be_written: bool = False) -> None:
         self.entries: list[tuple[str, Any]] = []
         self.log = log or OperatorLog()
+        self._may_be_written = may_be_written
         self._saved: list[tuple[str, _Saved]] = []
+        self._perhaps: list[tuple[int, list[_Saved]]] = []
+        """Tensors that are kept only if the replay needs them, and how many operators had run before."""
 
-    def write_operator(self, name: str, result: Any) -> None:
-        """The result of an operator; autograd has not seen it yet, so that nothing about it is tracked."""
-        self._write(f"operator {name}", result)
+    def write_operator(self, name: str, result: Any, to_host: Any = None) -> None:
+        """The result of an operator; autograd has not seen it yet, so that nothing about it is tracked.
+
+        Args:
+            name: The operator.
+            result: What it gave.
+            to_host: Turns a tensor into something on host that has `get()`.
+        """
+        self._write(f"operator {name}", result, to_host)
 
     def write_dropout(self, name: str, dropout: PackedDropout) -> None:
         """The result of a dropout operator."""
         self.entries.append((f"operator {name}", dropout))
 
-    def write_cell(self, path: str, output: Any, to_host: Any = None, effects: Any = None) -> None:
+    def write_cell(
+        self, path: str, output: Any, to_host: Any = None, effects: Any = None, perhaps: bool = False
+    ) -> None:
         """The output of a cell that runs once.
 
         Args:
@@ -75,19 +99,23 @@ class Tape:
             output: What it gave.
             to_host: Turns a tensor into something on host that has `get()`.
             effects: What else it changed.
+            perhaps: Keep the output only if the replay needs its values.
         """
+        count = len(self._saved)
         self._write(f"cell {path}", (output, effects), to_host)
+        if perhaps:
+            self._perhaps.append((len(self.log.entries), [saved for _, saved in self._saved[count:]]))
 
-    def nested(self, path: str, log: OperatorLog | None = None) -> "Tape":
+    def nested(self, path: str, log: OperatorLog | None = None, may_be_written: bool = False) -> "Tape":
         """The tape of a region inside this one."""
         self.log.need()
-        tape = Tape(log)
+        tape = Tape(log, may_be_written)
         self.entries.append((f"region {path}", tape))
         return tape
 
     def finds(self, written: Written) -> str | None:
         """What the written tensor is, if it is on this tape or on that of a region inside."""
-        for what, saved in self._saved:
+        for what, saved in () if self._may_be_written else self._saved:
             if saved.is_reached(written):
                 return f"the kept result of {what}"
         for _, entry in self.entries:
@@ -107,15 +135,22 @@ class Tape:
     def rescue(self, written: Written) -> None:
         """The region itself is about to write a result that its replay will read: keep a copy."""
         for _, saved in self._saved:
-            saved.is_written = saved.is_written or written.rebinds  # perhaps this one: only its object would tell
-            if saved.is_reached(written):
-                saved.tensor, saved.is_written = copy_of(saved.tensor), True
+            saved.rescue(written)
         for _, entry in self.entries:
             if isinstance(entry, PackedDropout):
                 entry.rescue(written)
 
-    def pack(self) -> None:
-        """The region's forward has ended: keep what can be kept smaller."""
+    def pack(self, is_read_whole: bool = False) -> None:
+        """The region's forward has ended: keep what can be kept smaller.
+
+        Args:
+            is_read_whole: An enclosing region's replay needs all that this one gives.
+        """
+        for position, tensors in self._perhaps:
+            if not is_read_whole and not self.log.all_needed and self.log.needed <= position:
+                for saved in tensors:
+                    saved.tensor = None
+        self._perhaps.clear()
         for _, entry in self.entries:
             if isinstance(entry, PackedDropout):
                 entry.pack()
@@ -125,7 +160,7 @@ class Tape:
             if not isinstance(leaf, Tensor) or is_parameter(leaf):
                 return leaf
             kept = alias(leaf, tracked=False)
-            result = _Saved(to_host(kept) if to_host else kept, requires_grad(leaf), leaf)
+            result = _Saved(kept, to_host, requires_grad(leaf), leaf)
             self._saved.append((what, result))
             return result
 

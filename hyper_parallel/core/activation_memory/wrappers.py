@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,22 @@ from mindspore import nn
 
 from hyper_parallel.core.activation_memory import region
 from hyper_parallel.core.activation_memory.attach import attach
+from hyper_parallel.core.activation_memory.operator_policy import Operators, one_operator_policy
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
-from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.core.errors import PolicyOverruledWarning
 
 _CHECKPOINT_KEYWORDS = frozenset(
-    {"swap_inputs", "policy_fn", "context_fn", "group_swap", "early_stop", "determinism_check"}
+    {
+        "swap_inputs",
+        "policy_fn",
+        "context_fn",
+        "group_swap",
+        "early_stop",
+        "determinism_check",
+        "ops",
+        "allow_cache_entry_mutation",
+    }
 )
 _SWAP_KEYWORDS = frozenset({"policy_fn", "group_swap"})
 
@@ -52,6 +63,8 @@ def checkpoint(
     group_swap: bool = False,
     early_stop: bool = True,
     determinism_check: str = "operators",
+    ops: Operators | None = None,
+    allow_cache_entry_mutation: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call `function` as a replayed region: only its inputs wait for backward, the rest is computed again.
@@ -60,13 +73,16 @@ def checkpoint(
         function: A function, bound method, Primitive or Cell.
         *args: Its positional arguments.
         swap_inputs: Keep the tensor inputs on host meanwhile.
-        policy_fn: Operator policies; not in this version.
+        policy_fn: Asked for every operator, ``policy_fn(ctx, op, *args)``; a list of operators or a table is taken,
+            too. See `activation_policy`.
         context_fn: Called once per call; gives the context manager of the forward and that of the replay.
         group_swap: Accepted for compatibility: what is swapped always travels in groups.
         early_stop: Let the replay leave out the operators after the last one that backward needs (it computes nothing
             for them and gives tensors of the right shape); False runs every operator again.
         determinism_check: ``"operators"``, or ``"values"`` to compare checksums of results, too; see
             `activation_policy`.
+        ops: Policies of operators by name; see `activation_policy`.
+        allow_cache_entry_mutation: Let results that are kept be written before the replay reads them.
         **kwargs: Keyword arguments of `function`.
 
     Returns:
@@ -75,7 +91,7 @@ def checkpoint(
     Raises:
         TypeError: `function` can't be called.
         ValueError: `function` has a parameter named like one of ours; bind it with `functools.partial`.
-        PolicyError: `policy_fn` is given, or `determinism_check` is neither of the two.
+        PolicyError: An operator is unknown or can't be honoured, or `determinism_check` is neither of the two.
 
     Supported Platforms:
         ``CPU``
@@ -88,7 +104,16 @@ def checkpoint(
         >>> print(ms.grad(lambda x: checkpoint(ops.tanh, x).sum())(x))
         [1. 1.]
     """
-    spec = _checkpoint_spec("checkpoint", swap_inputs, policy_fn, context_fn, determinism_check, early_stop)
+    spec = _checkpoint_spec(
+        "checkpoint",
+        swap_inputs=swap_inputs,
+        policy_fn=policy_fn,
+        context_fn=context_fn,
+        determinism_check=determinism_check,
+        early_stop=early_stop,
+        ops=ops,
+        allow_cache_entry_mutation=allow_cache_entry_mutation,
+    )
     _check_keywords(function, _CHECKPOINT_KEYWORDS, "checkpoint")
     return region.run(spec, _name_of(function), function, function, args, kwargs)
 
@@ -98,8 +123,10 @@ def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
 
     Args:
         module: A Cell, function, bound method or Primitive.
-        **checkpoint_kwargs: `swap_inputs`, `context_fn`, `policy_fn`, `group_swap`, `early_stop`, `determinism_check`,
-            as `checkpoint` takes them, and `output_recompute` (False).
+        **checkpoint_kwargs: `swap_inputs`, `context_fn`, `policy_fn`, `ops`, `group_swap`, `early_stop`,
+            `determinism_check`, `allow_cache_entry_mutation`, as `checkpoint` takes them, and `output_recompute`,
+            which MindFormers gives for communication operators: what the operator saves is recomputed, but not its
+            output for those who save that; a warning says so, once.
 
     Returns:
         The Cell itself, or a callable.
@@ -125,20 +152,47 @@ def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
             f"checkpoint_wrapper got the unknown keywords {sorted(unknown)}; it knows "
             f"{sorted(_CHECKPOINT_KEYWORDS | {'output_recompute'})}"
         )
-    if given.get("output_recompute"):
-        raise PolicyError(
-            "checkpoint_wrapper: output_recompute=True (neighbouring regions merged) is not in this version; put the "
-            "neighbours into one cell, or one function, and make that the region"
+    if given.pop("output_recompute", False):
+        warnings.warn(
+            "checkpoint_wrapper: output_recompute=True recomputes what the operator itself saves; its output stays "
+            "with the operators that save it. Put these into the region, too, where that is too much",
+            PolicyOverruledWarning,
+            stacklevel=2,
         )
-    spec = _checkpoint_spec(
-        "checkpoint_wrapper",
-        given.get("swap_inputs", False),
-        given.get("policy_fn"),
-        given.get("context_fn"),
-        given.get("determinism_check", "operators"),
-        given.get("early_stop", True),
-    )
+    given.pop("group_swap", None)
+    spec = _checkpoint_spec("checkpoint_wrapper", **given)
     return _wrap(module, spec)
+
+
+def checkpoint_exclude_wrapper(module: Any, *, save_output: bool = True) -> Any:
+    """Let a Cell or function inside a replayed region run once: the replay reads its output.
+
+    The Cell gets MUST_SAVE (the same object comes back). Gradients reach its parameters and inputs as always.
+
+    Args:
+        module: A Cell, function, bound method or Primitive.
+        save_output: Keep the output whatever follows. False keeps it only if the replay needs it: not where no
+            operator that backward needs comes after the call.
+
+    Returns:
+        The Cell itself, or a callable.
+
+    Raises:
+        TypeError: `module` is neither a Cell nor callable, or `save_output` is no bool.
+        PolicyError: The cell carries a policy that contradicts.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from hyper_parallel import checkpoint_exclude_wrapper
+        >>> layer = nn.Dense(4, 4)
+        >>> checkpoint_exclude_wrapper(layer) is layer
+        True
+    """
+    source = "checkpoint_exclude_wrapper"
+    return _wrap(module, RegionSpec(CheckpointPolicy.MUST_SAVE, save_output=save_output, source=source))
 
 
 def swap(
@@ -248,22 +302,16 @@ def not_replayed(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checkpoint_spec(
-    who: str, swap_inputs: Any, policy_fn: Any, context_fn: Any, check: Any, early_stop: Any
+    who: str, context_fn: Any = None, policy_fn: Any = None, ops: Any = None, **options: Any
 ) -> RegionSpec:
-    if policy_fn is not None:
-        raise PolicyError(
-            f"{who}: policy_fn (a policy for every operator) is not in this version; give the cells inside their own "
-            f"policies, for example MUST_SAVE on those to run once"
-        )
     if context_fn is not None and not callable(context_fn):
         raise TypeError(f"{who}: context_fn must be callable and give two context managers, but got {context_fn!r}")
     return RegionSpec(
         CheckpointPolicy.MUST_RECOMPUTE,
-        swap_inputs=swap_inputs,
         context_fn=context_fn,
-        determinism_check=check,
-        early_stop=early_stop,
+        operators=one_operator_policy(ops, policy_fn, who),
         source=who,
+        **options,
     )
 
 

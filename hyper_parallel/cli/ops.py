@@ -1,0 +1,113 @@
+"""``hyper-parallel ops``: which operators a model really runs, and what each gives and takes."""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+from mindspore import nn
+from rich.console import Console
+
+from hyper_parallel.cli.check import _in_words, _kind
+from hyper_parallel.cli.errors import UserError
+from hyper_parallel.report.operators import OperatorRow, measure_operators
+from hyper_parallel.report.tables import table
+
+_ORDERS: dict[str, Callable[[OperatorRow], float]] = {
+    "bytes": lambda row: row.output_bytes,
+    "time": lambda row: row.seconds,
+    "count": lambda row: row.calls,
+}
+_CELLS_SHOWN = 3
+
+
+@click.command()
+@click.option("--model", required=True, metavar="MODULE:FACTORY", help="What makes the model and its inputs.")
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Forwards that are timed.")
+@click.option("--sort", type=click.Choice(list(_ORDERS)), default="bytes", show_default=True, help="Largest first.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def ops(model: str, steps: int, sort: str, as_json: bool) -> None:
+    """List the operators that a forward of a model runs, by the names that a policy's `ops` takes.
+
+    MODULE:FACTORY names a function without arguments that returns (Cell, tuple of inputs), or a Cell that is called
+    without inputs. The module is looked for in the current directory too. Note that this imports the module, runs the
+    factory and the model: it executes their code.
+    """
+    # What the model prints must not get into the JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        net, inputs = load_model_and_inputs(model)
+        try:
+            rows = measure_operators(net, inputs, steps)
+        except (Exception, SystemExit) as error:  # whatever the user's model raises
+            given = f"{len(inputs)} input{'' if len(inputs) == 1 else 's'}"
+            raise UserError(
+                f"--model {model}: the forward with the factory's {given} raised {_in_words(error)}"
+                + ("" if inputs else "; a factory gives inputs by returning (Cell, tuple of inputs)")
+            ) from error
+    rows.sort(key=lambda row: (-_ORDERS[sort](row), row.name, row.dispatch_name))
+    if as_json:
+        found = {"model": model, "steps": steps, "sort": sort, "rows": [dataclasses.asdict(row) for row in rows]}
+        click.echo(json.dumps(found, indent=2))
+        return
+    columns = [("name", "left"), ("dispatched as", "left"), ("calls", "right"), ("output bytes", "right")]
+    cells = [
+        (row.name, row.dispatch_name, str(row.calls), f"{row.output_bytes:,}", f"{row.seconds * 1e3:.3f}", _where(row))
+        for row in rows
+    ]
+    caption = (
+        "output bytes: of all its results in one forward; views of an argument count as none\n"
+        f"ms: all its calls, each waited for; median of {steps} forwards (other load on the machine shows)"
+    )
+    Console().print(table(f"operators of {model}", [*columns, ("ms", "right"), ("cells", "left")], cells, caption))
+
+
+def _where(row: OperatorRow) -> str:
+    shown = ", ".join(path or "(the net)" for path in row.cells[:_CELLS_SHOWN])
+    rest = len(row.cells) - _CELLS_SHOWN
+    return f"{shown}, {rest} more" if rest > 0 else shown
+
+
+def load_model_and_inputs(reference: str) -> tuple[nn.Cell, tuple[Any, ...]]:
+    """Import a factory and call it once.
+
+    Args:
+        reference: ``module:factory``; the factory takes no arguments and returns a Cell, or (Cell, tuple of inputs).
+
+    Returns:
+        The Cell and its inputs; no inputs if the factory returns a Cell.
+
+    Raises:
+        UserError: The reference is malformed, the module or factory can't be imported, the factory fails, or it
+            returns something else.
+    """
+    module_name, colon, factory_name = reference.partition(":")
+    if not (module_name and colon and factory_name):
+        raise UserError(f"--model must be module:factory, for example my_package.model:build, but got {reference!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        factory: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
+        raise UserError(f"--model {reference}: can't import {module_name}: {_in_words(error)}") from error
+    for name in factory_name.split("."):
+        if not hasattr(factory, name):
+            raise UserError(f"--model {reference}: {module_name} has no {factory_name}")
+        factory = getattr(factory, name)
+    if not callable(factory):
+        raise UserError(f"--model {reference}: {factory_name} must be callable, but is a {type(factory).__name__}")
+    try:
+        made = factory()
+    except (Exception, SystemExit) as error:  # whatever the user's factory raises
+        raise UserError(f"--model {reference}: {factory_name}() raised {_in_words(error)}") from error
+    pair = made if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], tuple) else (made, ())
+    if not isinstance(pair[0], nn.Cell):
+        raise UserError(
+            f"--model {reference}: {factory_name}() must return a Cell, or (Cell, tuple of inputs), "
+            f"but returned {_kind(made)}"
+        )
+    return pair

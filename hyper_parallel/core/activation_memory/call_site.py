@@ -22,7 +22,7 @@ def call_site(cells: Iterable[tuple[str, nn.Cell]] = ()) -> str:
     line, cell = "", None
     while frame is not None and not (line and cell):
         code = frame.f_code
-        cell = cell or _constructed(frame)
+        cell = cell or constructed_by(frame)
         if not line and not f"{frame.f_globals.get('__name__', '')}.".startswith(_OURS):
             line = f"at {code.co_filename}:{frame.f_lineno}, {code.co_name}"
         frame = frame.f_back
@@ -35,13 +35,13 @@ def running_cell(cells: Iterable[tuple[str, nn.Cell]] = ()) -> str:
     """The path of the innermost cell whose construct runs; as in `call_site`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if (cell := _constructed(frame)) is not None:
+        if (cell := constructed_by(frame)) is not None:
             return _path_of(cell, cells)
         frame = frame.f_back
     return ""
 
 
-def _constructed(frame: FrameType) -> nn.Cell | None:
+def constructed_by(frame: FrameType) -> nn.Cell | None:
     """The cell whose construct this frame is."""
     code = frame.f_code
     if code.co_name != "construct" or not code.co_argcount:

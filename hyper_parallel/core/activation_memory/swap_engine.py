@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.core.activation_memory import prefetch_layers
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
@@ -63,11 +64,11 @@ class SwapEngine:
 
     # ---- forward
 
-    def open_group(self, path: str, tensor_policy: Any = None) -> SwapGroup:
-        """A group for one call of the region `path`."""
+    def open_group(self, path: str, tensor_policy: Any = None, layers: tuple[int, ...] = ()) -> SwapGroup:
+        """A group for one call of the region `path`, inside these layers."""
         with self._lock:
             self._group_count += 1
-            return SwapGroup(self, path, self._group_count, tensor_policy)
+            return SwapGroup(self, path, self._group_count, tensor_policy, layers)
 
     def count_exempt(self, tensor: Any, why: str) -> None:
         """Count a tensor that is left alone."""
@@ -204,8 +205,11 @@ class SwapEngine:
     def _read_group(self, group: SwapGroup) -> None:
         self._reading = group
         self._held = [entry for entry in self._held if entry.group is not group]
-        earlier = [self._groups[index] for index in sorted(self._groups) if index < group.index][-_GROUPS_AHEAD:]
-        self._to_load = deque(entry for g in (group, *reversed(earlier)) for entry in reversed(g.entries))
+        earlier = [self._groups[index] for index in sorted(self._groups, reverse=True) if index < group.index]
+        first = prefetch_layers.first_of(group.layers)
+        if first:
+            earlier.sort(key=lambda other: first.isdisjoint(other.layers))  # stable: the rest stays in its order
+        self._to_load = deque(entry for g in (group, *earlier[:_GROUPS_AHEAD]) for entry in reversed(g.entries))
 
     def _prefetch(self) -> None:
         while self._to_load:

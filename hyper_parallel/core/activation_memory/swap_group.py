@@ -63,9 +63,13 @@ class SwapHandle(Watched):
 class SwapGroup:
     """The tensors of one call of one region."""
 
-    def __init__(self, engine: Any, path: str, index: int, tensor_policy: Any = None) -> None:
+    def __init__(
+        self, engine: Any, path: str, index: int, tensor_policy: Any = None, layers: tuple[int, ...] = ()
+    ) -> None:
         self.path = path
         self.index = index
+        self.layers = layers
+        """The layers in which it runs, of those that `set_forward_prefetch_layer` has named."""
         self.entries: list[SwapTensor] = []
         self.live = 0
         self._engine = engine

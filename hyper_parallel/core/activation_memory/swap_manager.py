@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from mindspore import nn
 from pydantic import ValidationError
 
+from hyper_parallel.core.activation_memory import prefetch_layers
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
@@ -179,6 +181,38 @@ class SwapManager:
             wait_for_operators()
             self._engine.reset()
 
+    def set_forward_prefetch_layer(self, first: nn.Cell, second: nn.Cell) -> None:
+        """Load what `first` has swapped as soon as backward reaches `second`, before anything between the two.
+
+        Without it the engine loads what backward needs next, group by group, as far as the setting `window` allows;
+        with it, it still keeps to `window`. What is swapped by operators and cells inside a layer is the layer's.
+
+        Args:
+            first: A layer that runs before `second`; it may carry no policy itself.
+            second: A later layer.
+
+        Raises:
+            TypeError: One of them is no Cell.
+            ValueError: Both are the same.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from mindspore import nn
+            >>> from hyper_parallel import SwapManager
+            >>> layers = nn.CellList([nn.Dense(2, 2), nn.Dense(2, 2), nn.Dense(2, 2)])
+            >>> SwapManager().set_forward_prefetch_layer(layers[0], layers[2])
+        """
+        for cell in (first, second):
+            if not isinstance(cell, nn.Cell):
+                raise TypeError(
+                    f"set_forward_prefetch_layer takes two Cells, but got {cell!r} of {type(cell).__name__}"
+                )
+        if first is second:
+            raise ValueError(f"set_forward_prefetch_layer takes two layers, but got one twice: {type(first).__name__}")
+        prefetch_layers.pair(first, second)
+
     # ---- what regions ask
 
     @property
@@ -197,7 +231,7 @@ class SwapManager:
 
     def open_group(self, path: str, tensor_policy: Any = None) -> SwapGroup:
         """A group for one call of a region."""
-        return self.engine.open_group(path, tensor_policy)
+        return self.engine.open_group(path, tensor_policy, prefetch_layers.running())
 
     def choose(self, spec: RegionSpec, path: str) -> RegionSpec:
         """What a region does now: as it was told, or down the ladder if the budget is exhausted."""

@@ -13,7 +13,17 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from hyper_parallel import activation_policy, apply_policy, checkpoint, checkpoint_wrapper, swap, swap_wrapper
+from hyper_parallel import (
+    CheckpointPolicy,
+    activation_policy,
+    apply_policy,
+    checkpoint,
+    checkpoint_exclude_wrapper,
+    checkpoint_wrapper,
+    swap,
+    swap_wrapper,
+)
+from hyper_parallel.core.activation_memory.operator_policy import makes_a_tensor
 from tests.exactness.grammar_containers import CONTAINERS, Call, Caller, straight
 from tests.exactness.grammar_leaves import (
     EVERY,
@@ -46,6 +56,13 @@ def _on_its_class(cell: nn.Cell, policy: Any) -> None:
     cell.__class__ = activation_policy(policy)(type(kind.__name__, (kind,), {}))
 
 
+def by_the_letters(ctx: Any, op: Any, *args: Any) -> CheckpointPolicy:
+    """Keeps, replays and swaps about a third of the operators each, by their names; asks for nothing impossible."""
+    if not makes_a_tensor(op.dispatch_name):
+        return PREFER_RECOMPUTE
+    return (SAVE, PREFER_RECOMPUTE, SWAP)[sum(map(ord, op.dispatch_name)) % 3]
+
+
 ON_CELL: dict[str, Callable[[nn.Cell], Any]] = {
     "recompute": lambda cell: on(cell, RECOMPUTE),
     "swap": lambda cell: on(cell, SWAP),
@@ -59,6 +76,14 @@ ON_CELL: dict[str, Callable[[nn.Cell], Any]] = {
     "checkpoint_wrapper": checkpoint_wrapper,
     "checkpoint_wrapper, whole replay": lambda cell: checkpoint_wrapper(cell, early_stop=False),
     "checkpoint_wrapper, inputs swapped": lambda cell: checkpoint_wrapper(cell, swap_inputs=True),
+    "recompute, matrix products kept": activation_policy(ops=["MatMul"]),
+    "recompute, operators swapped": activation_policy(ops={"*": SWAP}),
+    "recompute, operators asked": activation_policy(policy_fn=by_the_letters),
+    "prefer recompute, operators kept, inputs swapped": lambda cell: on(
+        cell, PREFER_RECOMPUTE, swap_inputs=True, ops={"*": SAVE}
+    ),
+    "checkpoint_exclude_wrapper": checkpoint_exclude_wrapper,
+    "checkpoint_exclude_wrapper, output perhaps": lambda cell: checkpoint_exclude_wrapper(cell, save_output=False),
     "swap_wrapper": swap_wrapper,
     "swap_wrapper of checkpoint_wrapper": lambda cell: swap_wrapper(checkpoint_wrapper(cell)),
     "checkpoint_wrapper of swap_wrapper": lambda cell: checkpoint_wrapper(swap_wrapper(cell)),
@@ -67,6 +92,7 @@ IN_FILE: dict[str, dict[str, Any]] = {
     "file: must_recompute": {"policy": "must_recompute"},
     "file: must_swap": {"policy": "must_swap"},
     "file: must_save": {"policy": "must_save"},
+    "file: recompute, operators": {"ops": {"MatMul": "must_save", "Mul": "must_swap", "*": "prefer_recompute"}},
     "file: prefer_recompute, inputs swapped": {"policy": "prefer_recompute", "swap_inputs": True},
 }
 
@@ -78,10 +104,13 @@ def _through(function: Callable[..., Any], **options: Any) -> Callable[[Call], C
 IN_CALL: dict[str, Callable[[Call], Call]] = {
     "checkpoint()": _through(checkpoint),
     "checkpoint(), inputs swapped": _through(checkpoint, swap_inputs=True),
+    "checkpoint(), matrix products kept": _through(checkpoint, ops=["MatMul"]),
     "swap()": _through(swap),
 }
 POLICIES = (*ON_CELL, *IN_FILE, *IN_CALL)
-REPLAYING = tuple(policy for policy in POLICIES if "recompute" in policy or "checkpoint" in policy)
+REPLAYING = tuple(
+    policy for policy in POLICIES if ("recompute" in policy or "checkpoint" in policy) and "exclude" not in policy
+)
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "file": {},

@@ -5,6 +5,7 @@ file, `SwapManager` owns what waits on host.
 """
 
 from hyper_parallel.core.activation_memory.decorator import activation_policy
+from hyper_parallel.core.activation_memory.keep_on_device import keep_on_device
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.scopes import is_recomputing
 from hyper_parallel.core.activation_memory.state_providers import register_state_provider
@@ -47,6 +48,7 @@ __all__ = [
     "checkpoint_exclude_wrapper",
     "checkpoint_wrapper",
     "is_recomputing",
+    "keep_on_device",
     "load_policy",
     "not_replayed",
     "register_state_provider",

@@ -1,6 +1,7 @@
 """Policies of operators: every policy on every operator of a net gives plain's bits, and does what it says."""
 
 import functools
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,7 @@ from hyper_parallel import (
 )
 from hyper_parallel.core.activation_memory import operator_choice
 from hyper_parallel.core.activation_memory.operator_log import LogReader
+from hyper_parallel.core.activation_memory.replay import Invocation
 from hyper_parallel.core.activation_memory.replay_scopes import Replaying
 from tests.exactness.programs.entries import Called
 from tests.helpers import (
@@ -426,3 +428,17 @@ def test_micro_batches_in_any_order_read_their_own_results() -> None:
 
     for got, want in zip(session(net), session(twin), strict=True):
         assert np.array_equal(got, want)
+
+
+def invocations() -> int:
+    gc.collect()
+    return sum(type(thing) is Invocation for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("policy", [SAVE, SWAP])
+def test_a_graph_that_is_dropped_without_a_backward_leaves_nothing(policy: CheckpointPolicy) -> None:
+    net = Stack([activation_policy(ops={"*": policy})(Two()), on(Two(), RECOMPUTE)])
+    before = invocations()
+    ms.grad(lambda x: (ops.stop_gradient(net(x)) * x).sum())(X).asnumpy()
+    assert invocations() <= before
+    assert SwapManager().stats().live_bytes == 0

@@ -72,8 +72,10 @@ class Recording(Scope):
         self._keeps = False
         self._packs_mask = False
         self._mask: PackedMask | None = None
-        self._saved_now: list[tuple[Placeholder, Tensor]] = []
-        """What the operator that runs now has saved, while its policy isn't known."""
+        self._saved_now: list[tuple[Placeholder, Tensor]] | None = None
+        """What the operator that runs now has saved, while its policy isn't known.
+
+        Nothing is left here when it has run: autograd's nodes hold this scope, and tensors hold their nodes."""
 
     def pack(self, tensor: Tensor) -> Any:
         if self._keeps:
@@ -83,7 +85,7 @@ class Recording(Scope):
             self.invocation.benefit.saved(tensor)
         placeholder = Placeholder(self.invocation, tensor)
         self.invocation.placeholders.append(weakref.ref(placeholder))
-        if self._choice.policy is not None:
+        if self._saved_now is not None:
             self._saved_now.append((placeholder, tensor))
         return placeholder
 
@@ -107,13 +109,12 @@ class Recording(Scope):
                 if is_parameter(statistic):
                     self.invocation.watch.updates(statistic.param_info)
         placed = len(self.invocation.placeholders)
-        self._saved_now.clear()
-        result = run(*args)
         if self._choice.policy is not None and not self.inside_a_gradient:
-            policy = self._ask(name, result, args)
+            result, policy = self._run_and_ask(name, run, args)
             if not policy.replays:
-                self._keep_what_was_saved(placed)
                 return self._write_once(name, result, policy)
+        else:
+            result = run(*args)
         self._log.write(name, arguments(args), result, parameters)
         if kind is not Kind.PLAIN or len(self.invocation.placeholders) != placed:
             self._log.need()  # an old primitive, which saves while it runs: perhaps its own result
@@ -126,12 +127,19 @@ class Recording(Scope):
             self._log.answers[len(self._log.entries)] = said, results_of(result)
         return policy
 
-    def _keep_what_was_saved(self, placed: int) -> None:
-        """An old primitive saves while it runs, and the replay won't run it."""
-        for placeholder, tensor in self._saved_now:
-            placeholder.keep(tensor)
-        self._saved_now.clear()
-        del self.invocation.placeholders[placed:]
+    def _run_and_ask(self, name: str, run: Callable[..., Any], args: tuple) -> tuple[Any, CheckpointPolicy]:
+        placed = len(self.invocation.placeholders)
+        saved = self._saved_now = []
+        try:
+            result = run(*args)
+        finally:
+            self._saved_now = None
+        policy = self._ask(name, result, args)
+        if not policy.replays:  # an old primitive saves while it runs, and the replay won't run it
+            for placeholder, tensor in saved:
+                placeholder.keep(tensor)
+            del self.invocation.placeholders[placed:]
+        return result, policy
 
     def _once(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         self._keeps = is_old_primitive(args)  # what the replay won't save again is kept as it is

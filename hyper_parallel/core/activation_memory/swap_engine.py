@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.core.activation_memory import prefetch_layers
+from hyper_parallel.core.activation_memory import marks, prefetch_layers
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
@@ -25,7 +25,7 @@ from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTen
 from hyper_parallel.core.errors import HostMemoryError
 from ms_ops.copy_thread import CopyThread
 from ms_ops.host import Tier, TierFull
-from ms_ops.tensors import address_of, over, view_of
+from ms_ops.tensors import address_of, over, storage_of, view_of
 
 _GRACE_SECONDS = 0.02
 _GROUPS_AHEAD = 2
@@ -95,8 +95,13 @@ class SwapEngine:
         # without the lock: the copy thread must go on while this waits
         arrays = [view_of(handle.tensor) for handle in handles]
         keys = [(address_of(array), array.shape, array.strides, array.dtype.str) for array in arrays]
+        marked = marks.storages(group.left_alone)
+        group.left_alone.clear()
         # one question for each tensor, however often it was saved
-        wanted = {key: group.wants(handle.tensor) for key, handle in dict(zip(keys, handles, strict=True)).items()}
+        wanted = {
+            key: not (marked and storage_of(handle.tensor) in marked) and group.wants(handle.tensor)
+            for key, handle in dict(zip(keys, handles, strict=True)).items()
+        }
         with self._lock:
             self._reap()
             self._raise_failure()

@@ -72,6 +72,8 @@ class SwapGroup:
         """The layers in which it runs, of those that `set_forward_prefetch_layer` has named."""
         self.entries: list[SwapTensor] = []
         self.live = 0
+        self.left_alone: list[Tensor] = []
+        """Aliases of tensors that were marked inside the region, see `keep_on_device`."""
         self._engine = engine
         self._tensor_policy = tensor_policy
         self._handles: list[weakref.ref[SwapHandle]] = []
@@ -122,10 +124,10 @@ class SwapScope(Scope):
     """The forward of a swapped region: saved tensors join its group."""
 
     def __init__(self, group: SwapGroup) -> None:
-        self._group = group
+        self.group = group
 
     def pack(self, tensor: Tensor) -> Any:
-        return self._group.add(tensor)
+        return self.group.add(tensor)
 
 
 class HostSide:

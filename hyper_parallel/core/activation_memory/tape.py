@@ -21,21 +21,18 @@ from ms_ops.tensors import copy_of, storage_of, untouched
 
 
 class _Saved:
-    """A tensor on a tape; `tensor` is the tensor itself or something on host with `get()`; None: only its form."""
+    """A tensor on a tape; `tensor` is the tensor itself or something on host with `get()`."""
 
-    __slots__ = ("_to_host", "form", "is_written", "original", "tensor", "tracked")
+    __slots__ = ("_to_host", "is_written", "original", "tensor", "tracked")
 
     def __init__(self, tensor: Tensor, to_host: Any, tracked: bool, original: Tensor) -> None:
         self.tensor = tensor if to_host is None else to_host(tensor)
         self._to_host = to_host
-        self.form = original.shape, original.dtype
         self.tracked = tracked
         self.original = weakref.ref(original)
         self.is_written = False
 
     def get(self) -> Tensor:
-        if self.tensor is None:
-            return untouched(*self.form)
         tensor = self.tensor if isinstance(self.tensor, Tensor) else self.tensor.get()
         return result_like(tensor, self.tracked) if self.is_written else alias(tensor, self.tracked)
 
@@ -43,6 +40,14 @@ class _Saved:
         if not isinstance(self.tensor, Tensor):
             return False  # a copy on host, or on its way there: that one watches itself
         return written.tensor is self.original() or written.reaches(self.tensor)
+
+    def leave_out(self) -> None:
+        """Nobody reads the values: shape and dtype are enough."""
+        if (
+            isinstance(self.tensor, Tensor)
+            and (stand_in := untouched(self.tensor.shape, self.tensor.dtype)) is not None
+        ):
+            self.tensor = stand_in
 
     def rescue(self, written: Written) -> None:
         """The region itself is about to write what may be this tensor: keep a copy."""
@@ -149,7 +154,7 @@ class Tape:
         for position, tensors in self._perhaps:
             if not is_read_whole and not self.log.all_needed and self.log.needed <= position:
                 for saved in tensors:
-                    saved.tensor = None
+                    saved.leave_out()
         self._perhaps.clear()
         for _, entry in self.entries:
             if isinstance(entry, PackedDropout):

@@ -4,6 +4,7 @@ Training gives the same numbers with less memory. `activation_policy` is the dec
 file, `SwapManager` owns what waits on host.
 """
 
+from hyper_parallel import presets
 from hyper_parallel.core.activation_memory.decorator import activation_policy
 from hyper_parallel.core.activation_memory.keep_on_device import keep_on_device
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
@@ -51,6 +52,7 @@ __all__ = [
     "keep_on_device",
     "load_policy",
     "not_replayed",
+    "presets",
     "register_state_provider",
     "swap",
     "swap_wrapper",

@@ -29,7 +29,8 @@ def activation_policy(
     post-hooks.
 
     Args:
-        policy: What happens. With `ops` or `policy_fn` it must replay, and is MUST_RECOMPUTE if it isn't given.
+        policy: What happens. With `ops`, `policy_fn` or `swap_inputs` it must replay, and is MUST_RECOMPUTE if it isn't
+            given.
         swap_inputs: With a policy that replays: keep the region's inputs on host meanwhile.
         determinism_check: What a replay compares with its forward: ``"operators"`` (names, order, plain arguments,
             shapes and dtypes of the results) or ``"values"`` (checksums of the results, too: every operator waits for
@@ -67,7 +68,7 @@ def activation_policy(
         >>> mlp = activation_policy(ops={"MatMul": CheckpointPolicy.MUST_SAVE})(mlp)
     """
     operators = one_operator_policy(ops, policy_fn, "activation_policy")
-    if policy is None and operators is not None:
+    if policy is None and (operators is not None or swap_inputs is True):
         policy = CheckpointPolicy.MUST_RECOMPUTE
     spec = RegionSpec(
         cast(CheckpointPolicy, policy),

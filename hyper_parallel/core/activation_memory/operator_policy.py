@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mindspore import Tensor
-from ms_ops.catalogue import VIEWS, catalogue_name, close_names, dispatch_names, why_refused
 
 from hyper_parallel.core.activation_memory.call_site import running_cell
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
+from ms_ops.catalogue import VIEWS, catalogue_name, close_names, dispatch_names, why_refused
 from ms_ops.dispatch import why_not_repeated
 
 REST = "*"
@@ -63,6 +63,11 @@ class Operator:
     def cell(self) -> str:
         """The dotted path, below the region, of the cell whose construct calls the operator; its class if unknown."""
         return running_cell(self._cells)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it gives no tensor of its own: it looks at another one, or writes into it."""
+        return not makes_a_tensor(self.dispatch_name)
 
     @property
     def outputs(self) -> list[tuple[tuple[int, ...], Any]]:
@@ -125,6 +130,10 @@ class Table:
         """The policy of one call; arguments as `Operator` has them, and the operator's own."""
         return self._by_name.get(name, self._rest)
 
+    def for_call(self) -> "Table":
+        """What decides in one call of a region."""
+        return self
+
     def names(self, dispatch_name: str) -> bool:
         """Whether an entry other than `*` is meant."""
         return dispatch_name in self._by_name
@@ -137,6 +146,48 @@ class Table:
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {policy.name.lower()}" for name, policy in self.policies.items())
+
+
+class Alternating:
+    """Keeps the result of every second operator of a name, from the first on; a call of a region begins anew.
+
+    Args:
+        name: The catalogue's name, or MindSpore's.
+        source: Who said so, for messages.
+    """
+
+    asks = False
+    may_swap = False
+
+    def __init__(self, name: str, source: str) -> None:
+        self._name = name
+        self._source = source
+        self._table = Table({name: CheckpointPolicy.MUST_SAVE}, source)
+        self._is_kept = False
+
+    def for_call(self) -> "Alternating":
+        """What decides in one call of a region."""
+        return Alternating(self._name, self._source)
+
+    def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
+        """The policy of one call; arguments as `Operator` has them, and the operator's own."""
+        if not self._table.names(name):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        self._is_kept = not self._is_kept
+        return CheckpointPolicy.MUST_SAVE if self._is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def names(self, dispatch_name: str) -> bool:
+        """Whether this is about the operator."""
+        return self._table.names(dispatch_name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alternating) and self._name == other._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __str__(self) -> str:
+        return f"every second {self._name} must_save"
 
 
 class Asked:
@@ -165,6 +216,10 @@ class Asked:
             )
         return answer
 
+    def for_call(self) -> "Asked":
+        """What decides in one call of a region."""
+        return self
+
     def names(self, dispatch_name: str) -> bool:
         """Whether the answer is about this operator."""
         return True
@@ -179,8 +234,8 @@ class Asked:
         return f"asked of {getattr(self._function, '__qualname__', self._function)}"
 
 
-OperatorPolicy = Table | Asked
-Operators = Mapping[Any, CheckpointPolicy] | Iterable[Any]
+OperatorPolicy = Table | Alternating | Asked
+Operators = Mapping[Any, CheckpointPolicy] | Iterable[Any] | Alternating
 """How users name operators: a table, or a list of those that are kept."""
 
 
@@ -208,8 +263,8 @@ def operator_policy(given: Any, source: str) -> OperatorPolicy | None:
         PolicyError: A name means no operator, or can't be honoured, or two entries contradict each other.
         TypeError: What was given is none of these.
     """
-    if given is None:
-        return None
+    if given is None or isinstance(given, Alternating):
+        return given
     if isinstance(given, Mapping):
         return Table({_name_of(name, source): policy for name, policy in given.items()}, source)
     if isinstance(given, (list, tuple, set, frozenset)):

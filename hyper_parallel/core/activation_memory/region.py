@@ -115,7 +115,8 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
     tape = scope.tape.nested(path, log, may_be_written) if scope.records else Tape(log, may_be_written)
     with contextlib.ExitStack() as groups:
         host = HostSide(lambda: SwapManager().open_group(path), groups)
-        invocation = Invocation(owner, body, path, tape, contexts, OperatorChoice(spec.operators, host.add))
+        operators = OperatorChoice(spec.operators.for_call() if spec.operators is not None else None, host.add)
+        invocation = Invocation(owner, body, path, tape, contexts, operators)
         if scope.records or isinstance(scope, SwapScope):
             return invocation.forward(args, kwargs, scope.offer)
         return invocation.forward(args, kwargs, host.add if spec.swap_inputs else None)

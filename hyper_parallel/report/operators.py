@@ -1,17 +1,15 @@
 """What a model runs: its operators as MindSpore dispatches them, measured."""
 
-import contextlib
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import mindspore as ms
 from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import running_cell
-from ms_ops.autograd import wait_for_operators
+from hyper_parallel.core.activation_memory.scopes import Kept
+from ms_ops.autograd import saved_tensors_hooks, wait_for_operators
 from ms_ops.catalogue import catalogue_name, dispatch_names
 from ms_ops.dispatch import Interception, arguments
 from ms_ops.tensors import storage_of
@@ -30,7 +28,7 @@ class OperatorRow:
     output_bytes: int
     """Bytes of all tensors it gives; one that shares its storage with an argument counts as none."""
     seconds: float
-    """What its calls take together, each waited for: the median over the timed forwards."""
+    """What its calls take together, each waited for, in the fastest of the timed forwards; 0 if none runs it."""
     cells: tuple[str, ...]
     """Dotted paths of the cells whose construct calls it, in the order in which they do so first; `""` is the model."""
 
@@ -46,8 +44,11 @@ def measure_operators(net: nn.Cell, inputs: tuple[Any, ...], steps: int = 1) -> 
     """Run forwards of a model and tell its operators apart.
 
     The first forward warms up, the second is counted, the others are timed, each operator waited for: what runs side by
-    side in an undisturbed forward is added up. Nothing is recorded for a gradient; moving statistics are updated
-    if the model is in training mode.
+    side in an undisturbed forward is added up. Operators are seen as a region sees them. Nothing is recorded for a
+    gradient, unless the model takes one; moving statistics are updated if it is in training mode.
+
+    Waking MindSpore's queue takes up to 4 ms per operator on a busy machine, which is in the times;
+    `mindspore.runtime.launch_blocking()` avoids it, if no operator has run yet in the process (seen in 2.9.0, 2.10.0).
 
     Args:
         net: The model, as it is to run.
@@ -85,7 +86,7 @@ def measure_operators(net: nn.Cell, inputs: tuple[Any, ...], steps: int = 1) -> 
             dispatch_name=name,
             calls=found.calls,
             output_bytes=found.output_bytes,
-            seconds=statistics.median(times[name]) if times[name] else 0.0,
+            seconds=min(times[name], default=0.0),
             cells=tuple(found.cells),
         )
         for name, found in seen.items()
@@ -98,10 +99,8 @@ def _count(net: nn.Cell, inputs: tuple[Any, ...]) -> dict[str, _Seen]:
 
     def answer(name: str, run: Callable[..., Any], args: tuple) -> Any:
         result = run(*args)
-        if (
-            not dispatch_names(name) and next(_tensors(result), None) is None
-        ):  # Python that MindSpore computes with: make_range
-            return result
+        if not dispatch_names(name) and not list(_tensors(result)):
+            return result  # Python that MindSpore computes with: make_range, typeof
         found = seen.setdefault(name, _Seen())
         found.calls += 1
         found.output_bytes += _new_bytes(result, args)
@@ -122,25 +121,13 @@ def _time(net: nn.Cell, inputs: tuple[Any, ...]) -> dict[str, float]:
         taken[name] = taken.get(name, 0.0) + time.perf_counter() - begin
         return result
 
-    with _at_once():
-        _forward(net, inputs, answer)
+    _forward(net, inputs, answer)
     return taken
 
 
-@contextlib.contextmanager
-def _at_once() -> Iterator[None]:
-    """Operators run on the caller's thread, inside: waking MindSpore's queue takes longer than most of them (4 ms)."""
-    before = ms.get_context("pynative_synchronize")
-    wait_for_operators()
-    ms.set_context(pynative_synchronize=True)
-    try:
-        yield
-    finally:
-        ms.set_context(pynative_synchronize=before)
-
-
 def _forward(net: nn.Cell, inputs: tuple[Any, ...], answer: Callable[[str, Callable[..., Any], tuple], Any]) -> None:
-    with Interception(answer):
+    # without hooks MindSpore passes over operators none of whose tensors comes from Python
+    with saved_tensors_hooks(Kept, Kept.get), Interception(answer):
         net(*inputs)
         wait_for_operators()
 
@@ -149,7 +136,7 @@ def _new_bytes(result: Any, args: tuple) -> int:
     tensors = list(_tensors(result))
     if not tensors:
         return 0
-    known = {storage_of(tensor) for tensor in _tensors(arguments(args))}
+    known = {storage_of(tensor) for tensor in _tensors(arguments(args))} - {0}
     return sum(tensor.nbytes for tensor in tensors if storage_of(tensor) not in known)
 
 

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy
+from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, presets
 
 
 class Block(nn.Cell):
@@ -71,7 +71,7 @@ class Net(nn.Cell):
         return (x**2).mean()
 
 
-def on_every_layer(policy: CheckpointPolicy, **options: Any) -> Callable[[Net], None]:
+def on_every_layer(policy: CheckpointPolicy | None = None, **options: Any) -> Callable[[Net], None]:
     """A mode: one policy on every block."""
 
     def apply(net: Net) -> None:
@@ -102,6 +102,9 @@ MODES: dict[str, Callable[[Net], Any]] = {
     "recompute": on_every_layer(CheckpointPolicy.MUST_RECOMPUTE),
     "swap": on_every_layer(CheckpointPolicy.MUST_SWAP),
     "recompute_swap_inputs": on_every_layer(CheckpointPolicy.MUST_RECOMPUTE, swap_inputs=True),
+    "selective": on_every_layer(**presets.selective()),
+    "every_other_matmul": on_every_layer(**presets.every_other_matmul()),
+    "attention_only": on_every_layer(**presets.attention_only()),
 }
 
 

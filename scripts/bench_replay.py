@@ -11,13 +11,18 @@ putting it back and checking for writes before the replay, and the listening wra
 Operators of one step: how many a forward and a replay of a block run, how many the replay leaves out.
 
 Kept by a region with dropout: bytes on the tape and in autograd, against the mask and the result in floating point.
+
+Kept by the presets of operator policies: resident memory after the forward of eight blocks, beyond that of a full
+recompute, in fresh processes, beside what the shapes of the operators that they keep say.
 """
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +41,10 @@ from rich.table import Table
 
 from hyper_parallel import CheckpointPolicy, activation_policy, checkpoint
 from hyper_parallel.core.activation_memory import operator_log, replay
+from hyper_parallel.core.activation_memory.operator_choice import OperatorChoice
+from hyper_parallel.core.activation_memory.operator_policy import Operator
 from hyper_parallel.core.activation_memory.replay import Invocation
+from hyper_parallel.core.activation_memory.scopes import Kept
 from hyper_parallel.core.activation_memory.tape import Tape
 
 OPERATORS = 200
@@ -71,12 +79,19 @@ def both(x: Tensor) -> Tensor:
         return hooked(x)
 
 
+def replays_all(ctx: Any, op: Any, *args: Any) -> CheckpointPolicy:
+    """The least that a policy function can do."""
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
 FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": chain,
     "hooks that drop everything": hooked,
     "do-nothing MsDispatchMode": intercepted,
     "both": both,
     "replayed region": lambda x: checkpoint(chain, x),
+    "replayed region, table of operators": lambda x: checkpoint(chain, x, ops={"MatMul": CheckpointPolicy.MUST_SAVE}),
+    "replayed region, operators asked": lambda x: checkpoint(chain, x, policy_fn=replays_all),
 }
 
 
@@ -103,13 +118,13 @@ def per_call(rounds: int) -> dict[str, float]:
     block, x = build(1, "recompute").layers[0], batch()
     found: dict[str, list[float]] = {"look": [], "seal": [], "restore": [], "verify": []}
     for _ in range(rounds):
-        invocation = Invocation(block, block.construct, "block", Tape(), (None, None))
+        invocation = Invocation(block, block.construct, "block", Tape(), (None, None), OperatorChoice(None, Kept))
         marks = [time.thread_time()]
         invocation._look_at((x,), {})
         marks.append(time.thread_time())
-        invocation._state.seal()
+        invocation.state.seal()
         marks.append(time.thread_time())
-        with invocation._provided.restored(), invocation._state.restored():
+        with invocation.provided.restored(), invocation.state.restored():
             pass
         marks.append(time.thread_time())
         invocation.watch.verify()
@@ -173,10 +188,6 @@ def kept_by_dropout(packed: bool, layers: int = 16) -> float:
     x = Tensor(np.random.RandomState(0).randn(1024, 2048).astype(np.float32))
     used = [0.0]
 
-    def resident() -> float:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() / 2**20
-
     def forward(x: Tensor) -> Tensor:
         x = cells[0](cells[0](x))  # scratch memory of the first calls
         x.asnumpy()
@@ -191,19 +202,58 @@ def kept_by_dropout(packed: bool, layers: int = 16) -> float:
     return used[0]
 
 
+def resident() -> float:
+    """MB of memory that this process holds now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def resident_after_forward(mode: str, depth: int = 8) -> float:
+    """MB that the forward of the reference net leaves, in this process."""
+    net, x, found = build(depth, mode), batch(), [0.0]
+
+    def forward(x: Tensor) -> Tensor:
+        begin = resident()
+        loss = net(x)
+        loss.asnumpy()
+        found[0] = resident() - begin
+        return loss
+
+    ms.grad(forward)(x).asnumpy()
+    return found[0]
+
+
+def predicted_mb(mode: str, depth: int = 8) -> float:
+    """MB of the results that a preset says are kept: shapes and dtypes of the operators that it names."""
+    kept = [0]
+    net = build(depth, mode)
+
+    def wraps(choice: Any, *args: Any) -> Any:
+        said, policy = ask(choice, *args)
+        if not policy.replays:
+            kept[0] += sum(math.prod(shape) * dtype.itemsize for shape, dtype in Operator(args[1], args[2], ()).outputs)
+        return said, policy
+
+    ask, OperatorChoice.ask = OperatorChoice.ask, wraps
+    try:
+        ms.grad(net)(batch()).asnumpy()
+    finally:
+        OperatorChoice.ask = ask
+    return kept[0] / 2**20
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=5, help="steps of the reference net, for the share of a step")
     parser.add_argument("--out", type=Path, default=Path("bench_replay.json"), help="where the figures go")
     parser.add_argument("--dropout", choices=["packed", "floats"], help=argparse.SUPPRESS)
+    parser.add_argument("--resident", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def in_a_fresh_process(packed: bool) -> float:
-    import subprocess
-
-    command = [sys.executable, os.path.abspath(__file__), "--dropout", "packed" if packed else "floats"]
+def in_a_fresh_process(*options: str) -> float:
+    command = [sys.executable, os.path.abspath(__file__), *options]
     environment = dict(os.environ, MALLOC_MMAP_THRESHOLD_="1048576")
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     return float(run.stdout.strip().splitlines()[-1])
@@ -213,6 +263,9 @@ def main() -> None:
     a = arguments()
     if a.dropout:
         print(kept_by_dropout(a.dropout == "packed"))
+        return
+    if a.resident:
+        print(resident_after_forward(a.resident))
         return
     out = a.out.resolve()
     with tempfile.TemporaryDirectory() as folder:
@@ -224,14 +277,25 @@ def main() -> None:
             begin = time.perf_counter()
             step(net, x)
             seconds.append(time.perf_counter() - begin)
-        dropout = {"packed": in_a_fresh_process(True), "floats": in_a_fresh_process(False)}
+        dropout = {name: in_a_fresh_process("--dropout", name) for name in ("packed", "floats")}
+        base = statistics.median(in_a_fresh_process("--resident", "recompute") for _ in range(3))
+        kept = {}
+        for mode in track(("selective", "every_other_matmul", "attention_only"), "kept", console=Console(stderr=True)):
+            measured_mb = statistics.median(in_a_fresh_process("--resident", mode) for _ in range(3)) - base
+            kept[mode] = {"measured_mb": measured_mb, "predicted_mb": predicted_mb(mode)}
         os.chdir(out.parent)
     plain = statistics.median(seconds[1:])
     over = operators["replayed region"] - operators["both"]
     beside = {name: operators["replayed region"] / operators[name] for name in ("both", "do-nothing MsDispatchMode")}
     recording = over * (counts["forward"] + counts["replay"]) * 1e-6 / plain
     guard = sum(calls.values()) * depth * 1e-6 / plain
+    asked = operators["replayed region, operators asked"]
+    asking = (asked - operators["both"]) * (counts["forward"] + counts["replay"]) * 1e-6 / plain
+    ratio = kept["selective"]["measured_mb"] / kept["selective"]["predicted_mb"]
     targets = [
+        Verdict("operator that is asked about / both", 3.0, *[asked / operators["both"]] * 2),
+        Verdict("recording and asking, share of the reference step", 0.02, asking, asking),
+        Verdict("selective keeps, measured / predicted", 1.01, ratio, ratio),
         *(Verdict(f"recorded operator / {name}", 2.5, value, value) for name, value in beside.items()),
         Verdict("recording, share of the reference step", 0.02, recording, recording),
         Verdict("state and guard, share of the reference step", 0.03, guard, guard),
@@ -247,6 +311,9 @@ def main() -> None:
         measured.add_row(f"one step, {depth} blocks: {name}", str(count))
     for name, value in dropout.items():
         measured.add_row(f"MB kept per 8 MB layer with dropout, {name}", f"{value:.1f}")
+    for mode, mb in kept.items():
+        measured.add_row(f"MB kept by {mode}, 8 blocks: measured", f"{mb['measured_mb']:.1f}")
+        measured.add_row(f"MB kept by {mode}, 8 blocks: predicted", f"{mb['predicted_mb']:.1f}")
     measured.add_row("plain step, s", f"{plain:.2f}")
     answers = Table("target", "at most", "measured", "answer", title="targets")
     for v in targets:
@@ -259,6 +326,7 @@ def main() -> None:
         "us_per_call": calls,
         "operators_of_a_step": counts,
         "dropout_mb_per_layer": dropout,
+        "kept_mb_of_8_blocks": kept,
         "plain_step_seconds": plain,
         "targets": [{**v.__dict__, "answer": v.answer} for v in targets],
     }

@@ -2,20 +2,16 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
-import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import click
 import mindspore as ms
-from mindspore import nn
 from rich.console import Console
 
-from hyper_parallel.cli.check import _in_words, _kind
 from hyper_parallel.cli.errors import UserError
+from hyper_parallel.cli.loading import in_words, load_model_and_inputs
 from hyper_parallel.report.operators import OperatorRow, measure_operators
 from hyper_parallel.report.tables import table
 
@@ -48,7 +44,7 @@ def ops(model: str, steps: int, sort: str, as_json: bool) -> None:
         except (Exception, SystemExit) as error:  # whatever the user's model raises
             given = f"{len(inputs)} input{'' if len(inputs) == 1 else 's'}"
             raise UserError(
-                f"--model {model}: the forward with the factory's {given} raised {_in_words(error)}"
+                f"--model {model}: the forward with the factory's {given} raised {in_words(error)}"
                 + ("" if inputs else "; a factory gives inputs by returning (Cell, tuple of inputs)")
             ) from error
     rows.sort(key=lambda row: (-_ORDERS[sort](row), row.name, row.dispatch_name))
@@ -72,44 +68,3 @@ def _where(row: OperatorRow) -> str:
     shown = ", ".join(path or "(the net)" for path in row.cells[:_CELLS_SHOWN])
     rest = len(row.cells) - _CELLS_SHOWN
     return f"{shown}, {rest} more" if rest > 0 else shown
-
-
-def load_model_and_inputs(reference: str) -> tuple[nn.Cell, tuple[Any, ...]]:
-    """Import a factory and call it once.
-
-    Args:
-        reference: ``module:factory``; the factory takes no arguments and returns a Cell, or (Cell, tuple of inputs).
-
-    Returns:
-        The Cell and its inputs; no inputs if the factory returns a Cell.
-
-    Raises:
-        UserError: The reference is malformed, the module or factory can't be imported, the factory fails, or it
-            returns something else.
-    """
-    module_name, colon, factory_name = reference.partition(":")
-    if not (module_name and colon and factory_name):
-        raise UserError(f"--model must be module:factory, for example my_package.model:build, but got {reference!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        factory: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
-        raise UserError(f"--model {reference}: can't import {module_name}: {_in_words(error)}") from error
-    for name in factory_name.split("."):
-        if not hasattr(factory, name):
-            raise UserError(f"--model {reference}: {module_name} has no {factory_name}")
-        factory = getattr(factory, name)
-    if not callable(factory):
-        raise UserError(f"--model {reference}: {factory_name} must be callable, but is a {type(factory).__name__}")
-    try:
-        made = factory()
-    except (Exception, SystemExit) as error:  # whatever the user's factory raises
-        raise UserError(f"--model {reference}: {factory_name}() raised {_in_words(error)}") from error
-    pair = made if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], tuple) else (made, ())
-    if not isinstance(pair[0], nn.Cell):
-        raise UserError(
-            f"--model {reference}: {factory_name}() must return a Cell, or (Cell, tuple of inputs), "
-            f"but returned {_kind(made)}"
-        )
-    return pair

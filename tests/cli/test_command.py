@@ -57,7 +57,7 @@ def test_the_version_is_the_distribution_s():
     assert result.stdout.strip() == f"hyper-parallel {metadata.version('hyper-parallel')}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["check", "-h"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["check", "-h"], ["ops", "-h"]])
 def test_every_command_has_help(arguments):
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0

@@ -41,6 +41,12 @@ def test_a_list_takes_names_primitives_and_functions(item: Any) -> None:
     assert policy_of(table, "MatMul") is SAVE
 
 
+def test_a_function_with_underscores_is_its_operator() -> None:
+    table = operator_policy([ops.rms_norm], "t")
+    assert isinstance(table, Table)
+    assert policy_of(table, "RmsNorm") is SAVE
+
+
 def test_equal_tables_are_equal_and_others_are_not() -> None:
     one, same, other = Table({"Exp": SAVE}, "a"), Table({"Exp": SAVE}, "b"), Table({"Exp": SWAP}, "a")
     assert (one == same, hash(one) == hash(same), one == other) == (True, True, False)

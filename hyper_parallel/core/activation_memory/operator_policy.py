@@ -289,7 +289,8 @@ def _name_of(item: Any, source: str) -> str:
     name = name if isinstance(name, str) else getattr(item, "__name__", None) or type(item).__name__
     if dispatch_names(name) or why_refused(name):
         return name
-    alike = [close for close in close_names(name) if close.lower() == name.lower()]  # ops.matmul means MatMul
+    letters = name.lower().replace("_", "")
+    alike = [close for close in close_names(name) if close.lower() == letters]  # ops.rms_norm means RmsNorm
     return alike[0] if alike else name
 
 

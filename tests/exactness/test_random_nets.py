@@ -84,6 +84,9 @@ FOUND = {
     "two replays in one step that take a gradient": Layer(
         "called twice", Layer("gradient inside", Layer("tanh"), policy="recompute")
     ),
+    "a hidden state in a cell that runs once, but not inside a gradient": Layer(
+        "gradient inside", Layer("sequence", Layer("dense"), Layer("hidden state", policy="save")), policy="recompute"
+    ),
     "a cell that draws once before one that draws again": Layer(
         "sequence",
         Layer("numpy's and Python's noise", policy="save"),

@@ -1,10 +1,11 @@
 """Putting a policy on a cell, and taking it off again, while the cell stays itself.
 
 Note: [How a cell is changed]
-An instance's class is replaced by a subclass that overrides `construct` and nothing else: hooks of the cell stay
-outside the region, names, parameters, checkpoint keys, `isinstance` and `deepcopy` are as before, and a copy uses its
-own weights. What the user said is one immutable value in the instance's `__dict__`. A decorated class keeps its
-identity: its own `construct` is replaced, and that of every subclass that overrides it.
+An instance's class is replaced by a subclass that overrides `construct` (and `update_parameters_name`, so that names
+survive `parent.cell = cell`) and nothing else: hooks of the cell stay outside the region, names, parameters, checkpoint
+keys, `isinstance` and `deepcopy` are as before, and a copy uses its own weights. What the user said is one immutable
+value in the instance's `__dict__`. A decorated class keeps its identity: its own `construct` is replaced, and that of
+every subclass that overrides it.
 When other code has put a class of its own on top (FSDP does), ours stays below it and does nothing once the value is
 gone.
 """
@@ -120,6 +121,22 @@ def _itself(cell: nn.Cell) -> nn.Cell:
     return cell
 
 
+def _renaming(plain: Callable[..., None]) -> Callable[..., None]:
+    """MindSpore's `update_parameters_name`, but a parameter whose name ends in the new one already keeps it.
+
+    `layer.mlp = checkpoint_wrapper(layer.mlp)` would make `mlp.weight` of `layers.0.mlp.weight`, in every layer.
+    """
+
+    def update_parameters_name(self: nn.Cell, prefix: str = "", recurse: bool = True) -> None:
+        before = [(p, p.name, name) for name, p in self.parameters_and_names(expand=recurse)]
+        plain(self, prefix, recurse)
+        for parameter, full, name in before:
+            if full.endswith(f".{prefix}{name}"):
+                parameter.name = full
+
+    return update_parameters_name
+
+
 def _runs_regions(cls: type) -> bool:
     return hasattr(inspect.getattr_static(cls, "construct", None), "_hp_region")
 
@@ -130,6 +147,7 @@ def _region_class(cls: Any) -> type:
         names = {
             "construct": _region_construct(lambda cell: cls.construct.__get__(cell), cls.construct),
             "unwrap_cell": property(_itself),
+            "update_parameters_name": _renaming(cls.update_parameters_name),
             "_hp_base": cls,
             "_hp_where": f"a {cls.__name__}, whose policy was removed under another class on top of it,",
             "__module__": cls.__module__,

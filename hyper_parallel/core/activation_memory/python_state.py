@@ -211,14 +211,20 @@ class PythonState:
                 if names:
                     self._hold(Slots(base, base.__name__, names), collections_too=False)
 
-    def enter(self, cell: nn.Cell, what: str = "") -> None:
-        """A cell is found, or is about to run: look at it, not at those inside, which may never run."""
+    def enter(self, cell: nn.Cell, what: str = "", runs_again: bool = False) -> None:
+        """A cell is found, or is about to run: look at it, not at those inside, which may never run.
+
+        Args:
+            cell: The cell.
+            what: Its path.
+            runs_again: The replay will run it, whatever its policy: inside a gradient that the region takes.
+        """
         if id(cell) in self._seen:
             return
-        self._seen.add(id(cell))
         spec = spec_of(cell)
-        if self.cells and spec is not None and (spec.policy.saves or spec.policy.swaps):
+        if self.cells and spec is not None and (spec.policy.saves or spec.policy.swaps) and not runs_again:
             return  # runs once
+        self._seen.add(id(cell))
         self.cells.append((what or type(cell).__name__, cell))
         names = ("training",) if _is_foreign(type(cell).__module__) else None
         self._hold(Namespace(cell.__dict__, what or type(cell).__name__, names))

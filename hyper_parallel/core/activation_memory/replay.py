@@ -143,10 +143,10 @@ class Invocation:
         self.state = PythonState(self._owner, objects)
         self._watch(0, 0)
 
-    def enter(self, cell: nn.Cell) -> None:
-        """A cell is about to run in the forward."""
+    def enter(self, cell: nn.Cell, runs_again: bool) -> None:
+        """A cell is about to run in the forward; see `PythonState.enter`."""
         tensors, cells = len(self.state.tensors), len(self.state.cells)
-        self.state.enter(cell)
+        self.state.enter(cell, runs_again=runs_again)
         self._watch(tensors, cells)
 
     def _watch(self, tensors: int, cells: int) -> None:

@@ -164,7 +164,7 @@ class Recording(Scope):
         return result
 
     def enters(self, cell: nn.Cell) -> None:
-        self.invocation.enter(cell)
+        self.invocation.enter(cell, runs_again=self.inside_a_gradient)
 
     def wrote(self, written: Written) -> None:
         self._log.need()

@@ -24,7 +24,8 @@ class RegionSpec:
     context_fn: Callable[[], tuple[Any, Any]] | None = None
     """Called once per invocation; gives the context of the forward and the context of the replay."""
     tensor_policy: Callable[[Any], CheckpointPolicy] | None = None
-    """With MUST_SWAP: asked once for every saved tensor, at the end of the cell, whether it goes to host."""
+    """With MUST_SWAP or `swap_inputs`: asked once for every saved tensor, at the end of the cell, whether it goes to
+    host."""
     determinism_check: str = "operators"
     """What a replay compares with its forward: `operators`, or their `values`, too."""
     early_stop: bool = True
@@ -113,9 +114,9 @@ def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
     if all(getattr(new, name) == getattr(old, name) for name in same):
         return old
     if new.policy.replays and old.policy.swaps:
-        return replace(new, swap_inputs=True, source=f"{old.source} + {new.source}")
+        return replace(new, swap_inputs=True, tensor_policy=old.tensor_policy, source=f"{old.source} + {new.source}")
     if new.policy.swaps and old.policy.replays:
-        return replace(old, swap_inputs=True, source=f"{old.source} + {new.source}")
+        return replace(old, swap_inputs=True, tensor_policy=new.tensor_policy, source=f"{old.source} + {new.source}")
     raise PolicyError(
         f"{where} carries {old} ({old.source}) already, and {new} ({new.source}) contradicts it; "
         f"remove one of the two (only swap + recompute may be stacked: a replayed region with swapped inputs)"

@@ -11,7 +11,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from mindspore import Parameter, Tensor, nn
 
@@ -83,6 +83,10 @@ class Invocation:
         choice: What happens to the results of operators.
     """
 
+    after_forward: ClassVar[list[Callable[["Invocation"], None]]] = []
+    """Called when the forward of an outermost region has ended."""
+    after_replay: ClassVar[list[Callable[["Invocation"], None]]] = []
+
     def __init__(
         self,
         owner: Any,
@@ -130,6 +134,9 @@ class Invocation:
         if self.benefit is not None:
             self.benefit.check(output)
             self.benefit = None
+        if not around:
+            for listener in self.after_forward:
+                listener(self)
         return output
 
     def _look_at(self, args: tuple, kwargs: dict) -> None:
@@ -157,6 +164,11 @@ class Invocation:
             for parameter in cell._params.values():
                 if parameter is not None:
                     self.watch.add("a weight", parameter)
+
+    @property
+    def has_replayed(self) -> bool:
+        """Whether the replay has run."""
+        return self._replayed
 
     @property
     def cells(self) -> Any:
@@ -211,6 +223,8 @@ class Invocation:
         scope.finish()
         self._replayed = True
         live.remove(self)
+        for listener in self.after_replay:
+            listener(self)
         self._inputs = self._replay_context = self.state = self.provided = None
         self.overwritten = {}
 

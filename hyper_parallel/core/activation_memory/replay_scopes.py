@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 class Placeholder:
     """What autograd holds instead of a saved tensor of a replayed region."""
 
-    __slots__ = ("__weakref__", "_invocation", "_kept", "dtype", "shape", "value")
+    __slots__ = ("__weakref__", "_cleared", "_invocation", "_kept", "dtype", "shape", "value")
 
     def __init__(self, invocation: "Invocation", tensor: Tensor) -> None:
         self._invocation = invocation
         self._kept: Kept | None = None
+        self._cleared: Exception | None = None
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.value: Tensor | None = None
@@ -49,10 +50,21 @@ class Placeholder:
         """The saved tensor; the first one asked for replays the region."""
         if self._kept is not None:
             return self._kept.get()
+        if self._cleared is not None:
+            raise self._cleared
         if self.value is None:
             self._invocation.replay()
         assert self.value is not None
         return self.value
+
+    @property
+    def path(self) -> str:
+        """The region."""
+        return self._invocation.path
+
+    def clear(self, error: Exception) -> None:
+        """Let go of the value; who asks for it gets the error."""
+        self.value, self._cleared = None, error
 
     def keep(self, tensor: Tensor) -> None:
         """The operator that has saved the tensor won't run again."""

@@ -4,6 +4,15 @@ Training gives the same numbers with less memory. `activation_policy` is the dec
 file, `SwapManager` owns what waits on host.
 """
 
+# ruff: noqa: E402  (what another distribution may have overwritten is imported after the check)
+import pkgutil
+from pathlib import Path
+
+from hyper_parallel._beside import refuse_mixture
+
+refuse_mixture(Path(__file__).parent)
+__path__ = pkgutil.extend_path(__path__, __name__)
+
 from hyper_parallel import presets
 from hyper_parallel.core.activation_memory.decorator import activation_policy
 from hyper_parallel.core.activation_memory.keep_on_device import keep_on_device

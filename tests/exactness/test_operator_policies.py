@@ -347,8 +347,10 @@ class Writes(nn.Cell):
         return ops.tanh(x * y) * y
 
 
+@pytest.mark.parametrize("min_bytes", [0, "1MiB"], ids=["swapped", "too small to be swapped"])
 @pytest.mark.parametrize("policy", [SAVE, SWAP])
-def test_a_kept_result_that_the_region_writes_itself_is_exact(policy: CheckpointPolicy) -> None:
+def test_a_kept_result_that_the_region_writes_itself_is_exact(policy: CheckpointPolicy, min_bytes: Any) -> None:
+    SwapManager().configure(min_bytes=min_bytes, tier="host")
     assert_same(gradients(activation_policy(ops={"Exp": policy})(Writes()), X), gradients(Writes(), X))
 
 

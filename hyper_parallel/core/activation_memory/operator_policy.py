@@ -121,11 +121,6 @@ class Table:
                 self._by_name[dispatch_name] = policy
         self._rest = self.policies.get(REST, CheckpointPolicy.PREFER_RECOMPUTE)
 
-    @property
-    def may_swap(self) -> bool:
-        """Whether an operator may have to go to host."""
-        return CheckpointPolicy.MUST_SWAP in self.policies.values()
-
     def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
         """The policy of one call; arguments as `Operator` has them, and the operator's own."""
         return self._by_name.get(name, self._rest)
@@ -157,7 +152,6 @@ class Alternating:
     """
 
     asks = False
-    may_swap = False
 
     def __init__(self, name: str, source: str) -> None:
         self._name = name
@@ -199,7 +193,6 @@ class Asked:
     """
 
     asks = True
-    may_swap = True
 
     def __init__(self, function: Callable[..., Any], source: str) -> None:
         self._function = function

@@ -13,6 +13,7 @@ from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.dropout import PackedDropout
 from hyper_parallel.core.activation_memory.operator_log import REMEDY, OperatorLog
+from hyper_parallel.core.activation_memory.scopes import Kept
 from hyper_parallel.core.activation_memory.trees import map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
@@ -26,7 +27,8 @@ class _Saved:
     __slots__ = ("_to_host", "is_written", "original", "tensor", "tracked")
 
     def __init__(self, tensor: Tensor, to_host: Any, tracked: bool, original: Tensor) -> None:
-        self.tensor = tensor if to_host is None else to_host(tensor)
+        packed = tensor if to_host is None else to_host(tensor)
+        self.tensor = tensor if isinstance(packed, Kept) else packed  # exempt: it waits as it is
         self._to_host = to_host
         self.tracked = tracked
         self.original = weakref.ref(original)
@@ -55,7 +57,8 @@ class _Saved:
         waiting = self.tensor if isinstance(self.tensor, Tensor) else getattr(self.tensor, "tensor", None)
         if waiting is not None and (written.tensor is self.original() or written.reaches(waiting)):
             copied = copy_of(waiting)
-            self.tensor, self.is_written = copied if self._to_host is None else self._to_host(copied), True
+            self.tensor = copied if waiting is self.tensor or self._to_host is None else self._to_host(copied)
+            self.is_written = True
 
 
 def _read(leaf: Any) -> Any:

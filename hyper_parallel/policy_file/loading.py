@@ -29,6 +29,7 @@ _EXPECTED = {
     "determinism_check": "operators or values",
     "ops": "a mapping from operators to policies",
     "allow_cache_entry_mutation": "true or false",
+    "keep_collectives": "true or false",
     "swap": f"a mapping with any of {', '.join(SwapSettings.model_fields)}",
     "size": "a whole number of bytes or a string like '32MiB'",
     "folder": "the path of a folder",

@@ -196,6 +196,7 @@ class _Resolver:
             determinism_check=rule.determinism_check,
             operators=None if rule.ops is None else Table(rule.ops, f"{self.source.name}: rule {number}"),
             allow_cache_entry_mutation=rule.allow_cache_entry_mutation,
+            keep_collectives=rule.keep_collectives,
             source=f"{self.source.name}: rule {number}",
             path=path,
         )
@@ -251,6 +252,7 @@ class _Resolver:
                 inputs = f"inputs {host if spec.swap_inputs or within.swaps else 'on device'}"
             checked = ", values compared" if spec.determinism_check == "values" else ""
             operators = f"; operators: {spec.operators}" if spec.operators is not None else ""
+            operators += "; collectives kept" if spec.keep_collectives else ""
             return f"{inputs}; {count} cell{'s' if count > 1 else ''} replayed{checked}{operators}"
         if spec.policy.swaps:
             size = f" >= {size_in_words(settings.min_bytes)}" if settings.min_bytes else ""
@@ -293,7 +295,14 @@ def size_in_words(size: int) -> str:
 
 
 def _agree(one: RegionSpec, other: RegionSpec) -> bool:
-    sayable = ("policy", "swap_inputs", "determinism_check", "operators", "allow_cache_entry_mutation")
+    sayable = (
+        "policy",
+        "swap_inputs",
+        "determinism_check",
+        "operators",
+        "allow_cache_entry_mutation",
+        "keep_collectives",
+    )
     return all(getattr(one, what) == getattr(other, what) for what in sayable)
 
 

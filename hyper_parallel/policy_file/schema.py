@@ -104,6 +104,10 @@ class Rule(BaseModel):
     """Let results that are kept be written before the replay reads them. Only with must_recompute or
     prefer_recompute."""
 
+    keep_collectives: StrictBool = False
+    """Keep what collectives give, so that the replay communicates nothing. Only with must_recompute or
+    prefer_recompute."""
+
     @model_validator(mode="before")
     @classmethod
     def _operators_are_for_a_replay(cls, value: Any) -> Any:
@@ -130,7 +134,7 @@ class Rule(BaseModel):
             raise ValueError(str(error).removeprefix(": ")) from None
         return value
 
-    @field_validator("allow_cache_entry_mutation")
+    @field_validator("allow_cache_entry_mutation", "keep_collectives")
     @classmethod
     def _has_a_cache(cls, value: bool, info: ValidationInfo) -> bool:
         policy = info.data.get("policy")

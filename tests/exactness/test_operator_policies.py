@@ -23,7 +23,7 @@ from hyper_parallel import (
     checkpoint_wrapper,
     is_recomputing,
 )
-from hyper_parallel.core.activation_memory import operator_choice
+from hyper_parallel.core.activation_memory import operator_choice, operator_policy
 from hyper_parallel.core.activation_memory.operator_log import LogReader
 from hyper_parallel.core.activation_memory.replay import Invocation
 from hyper_parallel.core.activation_memory.replay_scopes import Replaying
@@ -444,3 +444,49 @@ def test_a_graph_that_is_dropped_without_a_backward_leaves_nothing(policy: Check
     ms.grad(lambda x: (ops.stop_gradient(net(x)) * x).sum())(X).asnumpy()
     assert invocations() <= before
     assert SwapManager().stats().live_bytes == 0
+
+
+# ---- collectives as a kind
+
+
+@pytest.fixture
+def exp_is_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process has nobody to communicate with: Exp stands in."""
+    monkeypatch.setattr(operator_policy, "COLLECTIVES", frozenset({"Exp"}))
+
+
+KEEPERS: dict[str, Callable[[nn.Cell], nn.Cell]] = {
+    "decorator": activation_policy(keep_collectives=True),
+    "with a table": activation_policy(ops={"MatMul": SWAP}, keep_collectives=True),
+    "with a function": activation_policy(policy_fn=lambda ctx, op, *args: PREFER_RECOMPUTE, keep_collectives=True),
+    "wrapper": lambda cell: checkpoint_wrapper(cell, keep_collectives=True),
+    "function": lambda cell: Called(functools.partial(checkpoint, keep_collectives=True), cell),
+    "file": lambda cell: _by_file(cell, {"policy": "must_recompute", "keep_collectives": True}),
+}
+
+
+def _by_file(cell: nn.Cell, rule: dict[str, Any]) -> nn.Cell:
+    net = nn.SequentialCell(cell)
+    apply_policy(net, {"version": 1, "rules": [{"cells": "0", **rule}]})
+    return net
+
+
+@pytest.mark.parametrize("way", KEEPERS)
+@pytest.mark.usefixtures("exp_is_a_collective")
+def test_a_replay_reads_what_collectives_gave(way: str, replayed: Ran) -> None:
+    assert numbers_of(gradients(KEEPERS[way](Two()), X)) == numbers_of(gradients(Two(), X))
+    assert (replayed["Exp read"], replayed["Exp"]) == (1, 0)
+
+
+def test_collectives_are_those_of_the_catalogue() -> None:
+    policy = operator_policy.KeepsCollectives(None)
+    answers = [policy.decide(operator_policy.FORWARD, name, None, (), ()) for name in ("AllReduce", "AllGather", "Exp")]
+    assert answers == [SAVE, SAVE, PREFER_RECOMPUTE]
+
+
+@pytest.mark.parametrize("policy", [SAVE, SWAP])
+def test_collectives_are_kept_for_a_replay_only(policy: CheckpointPolicy) -> None:
+    with pytest.raises(PolicyError, match=rf"keep_collectives=True is for a replayed region, .* {policy.name}"):
+        activation_policy(policy, keep_collectives=True)
+    with pytest.raises(TypeError, match="keep_collectives must be a bool, but got 1"):
+        activation_policy(RECOMPUTE, keep_collectives=1)  # type: ignore[arg-type]

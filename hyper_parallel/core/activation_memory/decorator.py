@@ -22,6 +22,7 @@ def activation_policy(
     ops: Operators | None = None,
     policy_fn: Callable[..., CheckpointPolicy] | None = None,
     allow_cache_entry_mutation: bool = False,
+    keep_collectives: bool = False,
 ) -> Callable[[Target], Target]:
     """Say what happens to the activations of a Cell class (every instance, subclasses too) or of one Cell.
 
@@ -42,6 +43,8 @@ def activation_policy(
             it ran in the forward and before it in the replay (``ctx.is_recompute``); ``op`` has ``name``,
             ``dispatch_name``, ``cell`` and ``outputs``. It must answer the same in both phases.
         allow_cache_entry_mutation: Let results that are kept be written before the replay reads them.
+        keep_collectives: Keep what collectives (AllReduce, AllGather, ...) give, so that the replay communicates
+            nothing.
 
     Returns:
         A function that puts the policy on its argument, and returns it.
@@ -68,7 +71,7 @@ def activation_policy(
         >>> mlp = activation_policy(ops={"MatMul": CheckpointPolicy.MUST_SAVE})(mlp)
     """
     operators = one_operator_policy(ops, policy_fn, "activation_policy")
-    if policy is None and (operators is not None or swap_inputs is True):
+    if policy is None and (operators is not None or swap_inputs is True or keep_collectives is True):
         policy = CheckpointPolicy.MUST_RECOMPUTE
     spec = RegionSpec(
         cast(CheckpointPolicy, policy),
@@ -76,6 +79,7 @@ def activation_policy(
         determinism_check=determinism_check,
         operators=operators,
         allow_cache_entry_mutation=allow_cache_entry_mutation,
+        keep_collectives=keep_collectives,
     )
 
     def put(target: Any) -> Any:

@@ -12,7 +12,7 @@ from mindspore import Tensor
 from hyper_parallel.core.activation_memory.call_site import running_cell
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
-from ms_ops.catalogue import VIEWS, catalogue_name, close_names, dispatch_names, why_refused
+from ms_ops.catalogue import COLLECTIVES, VIEWS, catalogue_name, close_names, dispatch_names, why_refused
 from ms_ops.dispatch import why_not_repeated
 
 REST = "*"
@@ -225,6 +225,33 @@ class Asked:
 
     def __str__(self) -> str:
         return f"asked of {getattr(self._function, '__qualname__', self._function)}"
+
+
+class KeepsCollectives:
+    """Keeps what collectives give, so that a replay communicates nothing; another policy decides about the rest.
+
+    Args:
+        rest: That policy; None replays the rest.
+    """
+
+    def __init__(self, rest: "Table | Alternating | Asked | None") -> None:
+        self._rest = rest
+        self.asks = rest is not None and rest.asks
+
+    def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
+        """The policy of one call; arguments as `Operator` has them, and the operator's own."""
+        if name in COLLECTIVES:
+            return CheckpointPolicy.MUST_SAVE
+        if self._rest is None:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        return self._rest.decide(phase, name, outputs, cells, args)
+
+    def names(self, dispatch_name: str) -> bool:
+        """Whether this is about the operator."""
+        return dispatch_name in COLLECTIVES or (self._rest is not None and self._rest.names(dispatch_name))
+
+    def __str__(self) -> str:
+        return f"collectives must_save{f', {self._rest}' if self._rest is not None else ''}"
 
 
 OperatorPolicy = Table | Alternating | Asked

@@ -7,6 +7,7 @@ from typing import Any
 from hyper_parallel.core.activation_memory.effects import Effects
 from hyper_parallel.core.activation_memory.operator_choice import OperatorChoice
 from hyper_parallel.core.activation_memory.operator_log import OperatorLog
+from hyper_parallel.core.activation_memory.operator_policy import KeepsCollectives
 from hyper_parallel.core.activation_memory.replay import Invocation, offer_inputs
 from hyper_parallel.core.activation_memory.replay_scopes import Recording, Repeated
 from hyper_parallel.core.activation_memory.scopes import Scope, current, entered, open_scopes, unseen
@@ -115,7 +116,8 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
     tape = scope.tape.nested(path, log, may_be_written) if scope.records else Tape(log, may_be_written)
     with contextlib.ExitStack() as groups:
         host = HostSide(lambda: SwapManager().open_group(path), groups)
-        operators = OperatorChoice(spec.operators.for_call() if spec.operators is not None else None, host.add)
+        policy: Any = spec.operators.for_call() if spec.operators is not None else None
+        operators = OperatorChoice(KeepsCollectives(policy) if spec.keep_collectives else policy, host.add)
         invocation = Invocation(owner, body, path, tape, contexts, operators)
         if scope.records or isinstance(scope, SwapScope):
             return invocation.forward(args, kwargs, scope.offer)

@@ -34,6 +34,8 @@ class RegionSpec:
     """With a policy that replays: what happens to the results of operators in the region."""
     allow_cache_entry_mutation: bool = False
     """Let results that are kept for the replay be written before it reads them."""
+    keep_collectives: bool = False
+    """Of a replayed region: what collectives give is kept, so that the replay communicates nothing."""
     save_output: bool = True
     """Of a cell that runs once: keep its output even where the replay can do without."""
     source: str = "decorator"
@@ -53,6 +55,13 @@ class RegionSpec:
             raise PolicyTypeError(f"policy_fn must be callable, but got {self.tensor_policy!r} ({self.source})")
         if not isinstance(self.early_stop, bool):
             raise PolicyTypeError(f"early_stop must be a bool, but got {self.early_stop!r} ({self.source})")
+        if not isinstance(self.keep_collectives, bool):
+            raise PolicyTypeError(f"keep_collectives must be a bool, but got {self.keep_collectives!r} ({self.source})")
+        if self.keep_collectives and not self.policy.replays:
+            raise PolicyError(
+                f"keep_collectives=True is for a replayed region, but the policy is {self.policy.name}, which replays "
+                f"nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE"
+            )
         if not isinstance(self.save_output, bool):
             raise PolicyTypeError(f"save_output must be a bool, but got {self.save_output!r} ({self.source})")
         if not isinstance(self.allow_cache_entry_mutation, bool):
@@ -88,6 +97,7 @@ class RegionSpec:
     def __str__(self) -> str:
         values = " + values compared" if self.determinism_check == "values" else ""
         operators = f" + operators: {self.operators}" if self.operators is not None else ""
+        operators += " + collectives kept" if self.keep_collectives else ""
         return self.policy.name + (" + swapped inputs" if self.swap_inputs else "") + values + operators
 
 

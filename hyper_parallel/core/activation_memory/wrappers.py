@@ -25,6 +25,7 @@ _CHECKPOINT_KEYWORDS = frozenset(
         "determinism_check",
         "ops",
         "allow_cache_entry_mutation",
+        "keep_collectives",
     }
 )
 _SWAP_KEYWORDS = frozenset({"policy_fn", "group_swap"})
@@ -65,6 +66,7 @@ def checkpoint(
     determinism_check: str = "operators",
     ops: Operators | None = None,
     allow_cache_entry_mutation: bool = False,
+    keep_collectives: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call `function` as a replayed region: only its inputs wait for backward, the rest is computed again.
@@ -83,6 +85,7 @@ def checkpoint(
             `activation_policy`.
         ops: Policies of operators by name; see `activation_policy`.
         allow_cache_entry_mutation: Let results that are kept be written before the replay reads them.
+        keep_collectives: Keep what collectives give; see `activation_policy`.
         **kwargs: Keyword arguments of `function`.
 
     Returns:
@@ -113,6 +116,7 @@ def checkpoint(
         early_stop=early_stop,
         ops=ops,
         allow_cache_entry_mutation=allow_cache_entry_mutation,
+        keep_collectives=keep_collectives,
     )
     _check_keywords(function, _CHECKPOINT_KEYWORDS, "checkpoint")
     return region.run(spec, _name_of(function), function, function, args, kwargs)
@@ -124,9 +128,9 @@ def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
     Args:
         module: A Cell, function, bound method or Primitive.
         **checkpoint_kwargs: `swap_inputs`, `context_fn`, `policy_fn`, `ops`, `group_swap`, `early_stop`,
-            `determinism_check`, `allow_cache_entry_mutation`, as `checkpoint` takes them, and `output_recompute`,
-            which MindFormers gives for communication operators: what the operator saves is recomputed, but not its
-            output for those who save that; a warning says so, once.
+            `determinism_check`, `allow_cache_entry_mutation` and `keep_collectives`, as `checkpoint` takes them, and
+            `output_recompute`, which MindFormers gives for communication operators: what the operator saves is
+            recomputed, but not its output for those who save that; a warning says so, once.
 
     Returns:
         The Cell itself, or a callable.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from hyper_parallel import PolicyError, checkpoint_exclude_wrapper, is_recomputing
+from hyper_parallel import PolicyError, checkpoint_exclude_wrapper, checkpoint_wrapper, is_recomputing
 from hyper_parallel.core.activation_memory.tape import Tape
 from tests.helpers import RECOMPUTE, SWAP, Layer, Stack, assert_same, gradients, numbers, on, seeded
 
@@ -123,6 +123,14 @@ def test_an_integer_output_is_kept_as_it_is() -> None:
 
     got = gradients(on(Uses(checkpoint_exclude_wrapper(Picks(), save_output=False)), RECOMPUTE), X)
     assert_same(got, gradients(Uses(Picks()), X))
+
+
+def test_an_excluded_cell_stays_excluded_when_a_pattern_names_it_too() -> None:
+    cell = checkpoint_wrapper(checkpoint_exclude_wrapper(Counts()))
+    gradients(on(Stack([Layer(), cell]), RECOMPUTE), X)
+    assert cell.runs == ["forward"]
+    with pytest.raises(PolicyError, match="contradicts"):
+        on(cell, RECOMPUTE)
 
 
 def test_it_contradicts_another_policy_on_the_same_cell() -> None:

@@ -115,7 +115,7 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
     may_be_written = spec.allow_cache_entry_mutation
     tape = scope.tape.nested(path, log, may_be_written) if scope.records else Tape(log, may_be_written)
     with contextlib.ExitStack() as groups:
-        host = HostSide(lambda: SwapManager().open_group(path), groups)
+        host = HostSide(lambda: SwapManager().open_group(path, spec.tensor_policy), groups)
         policy: Any = spec.operators.for_call() if spec.operators is not None else None
         operators = OperatorChoice(KeepsCollectives(policy) if spec.keep_collectives else policy, host.add)
         invocation = Invocation(owner, body, path, tape, contexts, operators)

@@ -11,6 +11,9 @@ from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 SPEC = "_hp_spec"
 """The attribute of a cell that holds what the user said."""
 
+EXCLUDED = "checkpoint_exclude_wrapper"
+"""The source of a spec that excludes a cell from the replay of what is around it."""
+
 DETERMINISM_CHECKS = ("operators", "values")
 
 
@@ -109,6 +112,8 @@ def spec_of(cell: Any) -> RegionSpec | None:
 def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
     """Combine two specs on one cell: equal ones are idempotent, swap + recompute swaps the inputs, others raise.
 
+    A cell that was excluded before stays so under `checkpoint_wrapper`.
+
     Args:
         old: What the cell carries.
         new: What is added.
@@ -123,6 +128,8 @@ def stack(old: RegionSpec, new: RegionSpec, where: str) -> RegionSpec:
     same = [each.name for each in fields(RegionSpec) if each.name not in ("source", "path")]
     if all(getattr(new, name) == getattr(old, name) for name in same):
         return old
+    if old.source == EXCLUDED and new.source == "checkpoint_wrapper":
+        return old  # as MindFormers means it: all that a pattern names is recomputed, but what is excluded
     if new.policy.replays and old.policy.swaps:
         return replace(new, swap_inputs=True, tensor_policy=old.tensor_policy, source=f"{old.source} + {new.source}")
     if new.policy.swaps and old.policy.replays:

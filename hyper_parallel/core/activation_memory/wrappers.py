@@ -12,7 +12,7 @@ from hyper_parallel.core.activation_memory import region
 from hyper_parallel.core.activation_memory.attach import attach
 from hyper_parallel.core.activation_memory.operator_policy import Operators, one_operator_policy
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.activation_memory.spec import EXCLUDED, RegionSpec
 from hyper_parallel.core.errors import PolicyOverruledWarning
 
 _CHECKPOINT_KEYWORDS = frozenset(
@@ -171,7 +171,8 @@ def checkpoint_wrapper(module: Any, **checkpoint_kwargs: Any) -> Any:
 def checkpoint_exclude_wrapper(module: Any, *, save_output: bool = True) -> Any:
     """Let a Cell or function inside a replayed region run once: the replay reads its output.
 
-    The Cell gets MUST_SAVE (the same object comes back). Gradients reach its parameters and inputs as always.
+    The Cell gets MUST_SAVE (the same object comes back), and stays excluded if `checkpoint_wrapper` gets it afterwards,
+    as one of many that a pattern names. Gradients reach its parameters and inputs as always.
 
     Args:
         module: A Cell, function, bound method or Primitive.
@@ -195,8 +196,7 @@ def checkpoint_exclude_wrapper(module: Any, *, save_output: bool = True) -> Any:
         >>> checkpoint_exclude_wrapper(layer) is layer
         True
     """
-    source = "checkpoint_exclude_wrapper"
-    return _wrap(module, RegionSpec(CheckpointPolicy.MUST_SAVE, save_output=save_output, source=source))
+    return _wrap(module, RegionSpec(CheckpointPolicy.MUST_SAVE, save_output=save_output, source=EXCLUDED))
 
 
 def swap(

@@ -99,14 +99,34 @@ def without_precision() -> Any:
     return contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def without_history() -> Iterator[None]:
+    """Operators that run inside aren't recorded, and take tensors as they are: ours are aliases and copies.
+
+    On 2.9.0 a recorded `stop_gradient` that answers for a matrix product in a replay keeps the replay's graph for good.
+    """
+    enabled = _pynative_executor.enable_grad()
+    _pynative_executor.set_enable_grad(False)
+    try:
+        with without_precision():
+            yield
+    finally:
+        _pynative_executor.set_enable_grad(enabled)
+
+
 def alias(tensor: Tensor, tracked: bool) -> Tensor:
     """The same storage as a new tensor without history; `tracked` makes it a leaf that autograd follows.
 
     Anything that outlives a forward holds an alias: a result holds its gradient node, which holds the saved objects,
     which would hold the result: a cycle that no collector sees, since it runs through C++.
     """
-    with without_precision():
-        result = ms.ops.stop_gradient(tensor)
+    enabled = _pynative_executor.enable_grad()
+    _pynative_executor.set_enable_grad(False)  # as `without_history`, which takes longer
+    try:
+        with without_precision():
+            result = ms.ops.stop_gradient(tensor)
+    finally:
+        _pynative_executor.set_enable_grad(enabled)
     if tracked:
         result.requires_grad_()
     return result
@@ -167,16 +187,20 @@ def record_again(forward: Callable[[], None], takes_gradients: bool) -> None:
         forward: What runs; its graph is dropped unread.
         takes_gradients: It calls for gradients itself. MindSpore 2.9 and 2.10 can't begin a gradient in an empty graph
             that is not the first one of a backward (`top_cell_ is null`), but can inside another gradient's forward.
+            After that, an empty graph doesn't take cells with a `bprop` of their own, so that this thread makes none
+            until its next step.
     """
     flag, enabled = _pynative_executor.grad_flag(), _pynative_executor.enable_grad()
     _pynative_executor.set_grad_flag(True)
     _pynative_executor.set_enable_grad(True)
     try:
-        if takes_gradients:
+        if takes_gradients or not _depth.makes_empty_graphs:
             _record_in_a_gradient(forward)
         else:
             _record_in_an_empty_graph(forward)
     finally:
+        if takes_gradients:
+            _depth.makes_empty_graphs = False
         _pynative_executor.set_grad_flag(flag)
         _pynative_executor.set_enable_grad(enabled)
 
@@ -208,6 +232,7 @@ def wait_for_operators() -> None:
 class _Depth(threading.local):
     value = 0
     begun = 0
+    makes_empty_graphs = True
     weights: Any = None
     flag = False
     """The grad flag as it was before the forward whose backward comes next: MindSpore turns it off in between."""
@@ -238,13 +263,15 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
     MindSpore 2.9 and 2.10 leave the flag on: later inference records graphs and calls hooks. Only an exception that
     leaves the gradient call as a whole is treated; one that the user's forward catches itself is none of our business.
     """
+    is_backward = run.__name__ == "_pynative_func_grad_backward"
 
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         flag, cells, weights = _pynative_executor.grad_flag(), len(_cell_precision.stack), _depth.weights
+        if not _depth.value and not is_backward:
+            _depth.makes_empty_graphs = True
         _depth.value += 1
         _depth.begun += 1
-        is_backward = run.__name__ == "_pynative_func_grad_backward"
         if is_backward:
             _depth.weights, flag, _depth.flag = args[2], flag or _depth.flag, False
         try:

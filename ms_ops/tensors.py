@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from ms_ops.autograd import without_precision
+from ms_ops.autograd import without_history
 
 # what is used here is MindSpore's own, before `ms_ops.writes` wraps it for everybody else
 _set_data = Parameter.set_data
@@ -51,7 +51,7 @@ def checksum(tensor: Tensor) -> int:
 
 def copy_of(tensor: Tensor) -> Tensor:
     """The same bytes in a storage of their own, without history; queued, so that later writes don't reach it."""
-    with without_precision():
+    with without_history():
         return ms.ops.stop_gradient(tensor).copy()
 
 

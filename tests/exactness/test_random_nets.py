@@ -81,6 +81,11 @@ FOUND = {
     "a gradient inside, two replays deep": Layer(
         "residual", Layer("residual", Layer("gradient inside", Layer("tanh"), policy="recompute"), policy="recompute")
     ),
+    "a custom gradient replayed after a gradient inside": Layer(
+        "sequence",
+        Layer("scalar", Layer("custom gradient"), policy="recompute"),
+        Layer("gradient inside", Layer("dense"), policy="recompute"),
+    ),
     "two replays in one step that take a gradient": Layer(
         "called twice", Layer("gradient inside", Layer("tanh"), policy="recompute")
     ),

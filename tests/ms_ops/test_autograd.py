@@ -15,6 +15,7 @@ from mindspore._c_expression.amp import AmpLevel
 from mindspore.graph.api import _pynative_executor
 from mindspore.train.amp import AmpDecorator
 
+from ms_ops import autograd
 from ms_ops.autograd import (
     _GRADIENT_ENTRIES,
     Ambient,
@@ -286,6 +287,17 @@ def test_the_depth_belongs_to_its_thread() -> None:
 
 
 # ---- repeating a forward
+
+
+@pytest.fixture(autouse=True)
+def empty_graphs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests have recorded on this thread."""
+    monkeypatch.setattr(autograd._depth, "makes_empty_graphs", True)
+
+
+def test_after_a_forward_that_takes_gradients_no_empty_graphs_are_made() -> None:
+    record_again(lambda: None, takes_gradients=True)
+    assert not autograd._depth.makes_empty_graphs
 
 
 @pytest.mark.parametrize("takes_gradients", [False, True])

@@ -15,7 +15,7 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 
 from hyper_parallel import presets
 from hyper_parallel.core.activation_memory.decorator import activation_policy
-from hyper_parallel.core.activation_memory.keep_on_device import keep_on_device
+from hyper_parallel.core.activation_memory.keep_on_device import keep_on_device, swap_tensor_wrapper
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.scopes import is_recomputing
 from hyper_parallel.core.activation_memory.state_providers import register_state_provider
@@ -64,6 +64,7 @@ __all__ = [
     "presets",
     "register_state_provider",
     "swap",
+    "swap_tensor_wrapper",
     "swap_wrapper",
 ]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import Parameter, Tensor
+from mindspore._c_expression import CommHandle
 from mindspore.ops import Print
 from mindspore.ops import primitive as _primitive
 from mindspore.utils import MsDispatchMode
@@ -106,6 +107,9 @@ REPLACEABLE = MATRIX_PRODUCTS | {
 Not views: MindSpore expects to find what they are views of.
 """
 
+ROUTING = frozenset({"GroupTopk", "MoeGatingTopKSoftmax", "TopK", "TopKRouter", "TopPRouter", "TopkExt"})
+"""Dispatch names of operators that choose experts: another choice in a replay would send tokens elsewhere."""
+
 _WRITES = ("Assign", "Inplace", "Scatter")
 """Dispatch names that begin so write into their first argument."""
 
@@ -142,6 +146,12 @@ def is_old_primitive(args: tuple) -> bool:
     doesn't know of it then, so that what it saves is what it saved when it ran.
     """
     return arguments(args) is not args
+
+
+def wait_for_collective(result: Any) -> None:
+    """If this is the handle of a collective that runs asynchronously: wait until what it gives is there."""
+    if isinstance(result, CommHandle):
+        result.wait()
 
 
 def keep_probability(args: tuple) -> float:

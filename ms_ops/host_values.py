@@ -34,7 +34,7 @@ def hear_of_values(listener: Callable[[Site, str, Any], None]) -> None:
 
     @functools.wraps(get)
     def __getitem__(self: Tensor, index: Any) -> Any:
-        if is_intercepted() and (site := _site(sys._getframe(1))) is not None:
+        if is_intercepted() and (site := call_site_of(sys._getframe(1))) is not None:
             listener(site, "index", _plain(index))
         return get(self, index)
 
@@ -51,7 +51,7 @@ def hear_of_values(listener: Callable[[Site, str, Any], None]) -> None:
         return wrap(array)
 
     def makes(data: Any, caller: FrameType) -> None:
-        value, site = _value(data), _site(caller)
+        value, site = _value(data), call_site_of(caller)
         if value is not None and site is not None:
             listener(site, "Tensor", value)
 
@@ -61,7 +61,7 @@ def hear_of_values(listener: Callable[[Site, str, Any], None]) -> None:
     Tensor.from_numpy = staticmethod(from_numpy)
 
 
-def _site(frame: FrameType | None) -> Site | None:
+def call_site_of(frame: FrameType | None) -> Site | None:
     """The instruction that calls; None if that is MindSpore's own or ours."""
     while frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_OTHERS):
         if frame.f_code.co_name not in _PASS_ON:

@@ -6,7 +6,9 @@ observer hears of a write before it happens. A numpy array over a tensor's bytes
 hears when one is given out. Seen in MindSpore 2.9.0 and 2.10.0.
 """
 
+import copy
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +19,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.graph.api import _pynative_executor
 from mindspore.ops import primitive as _primitive
+
+from ms_ops.dispatch import NO_ANSWER, is_intercepted
+from ms_ops.host_values import call_site_of
 
 
 class Observer(Protocol):
@@ -34,6 +39,12 @@ class Observer(Protocol):
 
     def reads(self) -> None:
         """A value is read on host."""
+
+    def recalls(self, site: Any) -> Any:
+        """What the instruction `site` is to read instead of a small value on host; NO_ANSWER: what is there."""
+
+    def remembers(self, site: Any, value: Any) -> None:
+        """The instruction `site` has read a small value on host."""
 
 
 _WRITING_METHODS = (
@@ -75,17 +86,10 @@ _WRITING_METHODS = (
 )
 """Methods of `Tensor` that write into it; those a version doesn't have are left out."""
 
-_READING_METHODS = (
-    "item",
-    "tolist",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__str__",
-    "__repr__",
-    "get_bytes",
-)
+_SMALL_READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
+"""Methods of `Tensor` that give Python numbers, or lists of them."""
+
+_READING_METHODS = (*_SMALL_READS, "__str__", "__repr__", "get_bytes")
 """Methods of `Tensor` that bring values to host, besides `asnumpy`."""
 
 _WRITING_FIRST = ("Assign", "Inplace", "Scatter")
@@ -115,7 +119,7 @@ def observe(observer: Observer) -> None:
     Tensor.data = property(data.__get__, assign, doc=data.__doc__)
     Parameter.set_data = _writing(Parameter.set_data, "Parameter.set_data", rebinds=lambda tensor: True)
     for name in _READING_METHODS:
-        setattr(Tensor, name, _reading(getattr(Tensor, name)))
+        setattr(Tensor, name, _reading(getattr(Tensor, name), name in _SMALL_READS))
     Tensor.asnumpy = _exposing(Tensor.asnumpy)
     Tensor.from_numpy = staticmethod(_wrapping(Tensor.from_numpy))
     for module, name in _OPTIMIZERS:
@@ -156,12 +160,19 @@ def _writing(write: Any, how: str, rebinds: Callable[[Tensor], bool] = lambda te
     return observed
 
 
-def _reading(read: Any) -> Any:
+def _reading(read: Any, is_small: bool) -> Any:
     @functools.wraps(read)
     def observed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if _observer.active:
-            _observer.reads()
-        return read(tensor, *args, **kwargs)
+        if not _observer.active:
+            return read(tensor, *args, **kwargs)
+        site = call_site_of(sys._getframe(1)) if is_small and is_intercepted() else None
+        if site is not None and (recalled := _observer.recalls(site)) is not NO_ANSWER:
+            return copy.deepcopy(recalled)
+        _observer.reads()
+        value = read(tensor, *args, **kwargs)
+        if site is not None:
+            _observer.remembers(site, copy.deepcopy(value))
+        return value
 
     return observed
 

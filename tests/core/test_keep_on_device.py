@@ -1,4 +1,4 @@
-"""`keep_on_device`: marked tensors, and what lies in their storage, are never swapped."""
+"""`keep_on_device` leaves tensors alone, `swap_tensor_wrapper` has a swapped region take them in any case."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from hyper_parallel import SwapManager, keep_on_device
+from hyper_parallel import CheckpointPolicy, PolicyError, SwapManager, keep_on_device, swap_tensor_wrapper, swap_wrapper
 from hyper_parallel.core.activation_memory import marks
 from ms_ops.tensors import storage_of
 from tests.helpers import RECOMPUTE, SWAP, Layer, Stack, assert_same, gradients, numbers, on
@@ -91,3 +91,67 @@ def test_a_structure_is_marked_and_comes_back(target: Any) -> None:
 def test_what_holds_no_tensor_is_refused(target: Any) -> None:
     with pytest.raises(TypeError, match="keep_on_device takes a tensor, or a structure with tensors in it"):
         keep_on_device(target)
+
+
+# ---- swap_tensor_wrapper
+
+
+def keeps(tensor: Tensor) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE
+
+
+class Registers(nn.Cell):
+    """Registers one of its results."""
+
+    def __init__(self, what: Any = swap_tensor_wrapper) -> None:
+        super().__init__()
+        self.what = what
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.tanh(self.what(ops.exp(x))) * ops.sin(x)
+
+
+def sent(cell: nn.Cell) -> int:
+    got = gradients(Stack([cell, on(Layer(), RECOMPUTE)]), X)
+    assert_same(got, gradients(Stack([Registers(lambda y: y), Layer()]), X))
+    return SwapManager().stats().offloaded_bytes
+
+
+def test_a_registered_tensor_goes_to_host_though_the_policy_keeps_all() -> None:
+    assert sent(swap_wrapper(Registers(), policy_fn=keeps)) == X.nbytes
+
+
+def test_a_structure_is_registered_and_comes_back() -> None:
+    def registers(y: Tensor) -> Tensor:
+        structure = {"a": (y, 3)}
+        assert swap_tensor_wrapper(structure, tag="both", group_swap=True) is structure
+        return y
+
+    assert sent(swap_wrapper(Registers(registers), policy_fn=keeps)) == X.nbytes
+
+
+def test_what_is_kept_on_the_device_by_name_stays() -> None:
+    cell = swap_wrapper(Registers(lambda y: swap_tensor_wrapper(keep_on_device(y))), policy_fn=keeps)
+    assert sent(cell) == 0
+
+
+def test_without_a_gradient_nothing_happens() -> None:
+    assert swap_tensor_wrapper(X) is X
+
+
+@pytest.mark.parametrize(("policy", "inside"), [(None, "no swapped region"), (RECOMPUTE, "a replayed region")])
+def test_without_a_swapped_region_it_says_so(policy: Any, inside: str) -> None:
+    with pytest.raises(PolicyError, match=f"the code here runs in {inside}"):
+        gradients(on(Registers(), policy), X)
+
+
+def test_in_a_replay_around_the_swapped_region_it_is_registered_once() -> None:
+    inner = swap_wrapper(Registers(), policy_fn=keeps)
+    got = gradients(Stack([on(Stack([Layer(seed=1), inner]), RECOMPUTE), on(Layer(), RECOMPUTE)]), X)
+    assert_same(got, gradients(Stack([Stack([Layer(seed=1), Registers(lambda y: y)]), Layer()]), X))
+
+
+@pytest.mark.parametrize(("target", "tag"), [(3, None), ([], None), (X, 3)])
+def test_bad_arguments_are_refused(target: Any, tag: Any) -> None:
+    with pytest.raises(TypeError, match="swap_tensor_wrapper"):
+        swap_tensor_wrapper(target, tag)

@@ -8,6 +8,7 @@ from hyper_parallel import (
     checkpoint_wrapper,
     is_recomputing,
     swap,
+    swap_tensor_wrapper,
     swap_wrapper,
 )
 from hyper_parallel.core.activation_memory.sessions import (
@@ -29,5 +30,6 @@ __all__ = [
     "recompute_handle_collector_ctx",
     "recompute_session_ctx",
     "swap",
+    "swap_tensor_wrapper",
     "swap_wrapper",
 ]

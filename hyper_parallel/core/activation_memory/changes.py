@@ -177,6 +177,12 @@ class _Live:
         for scope in open_scopes():
             scope.reads_on_host()
 
+    def recalls(self, site: Any) -> Any:
+        return current().recalls(site)
+
+    def remembers(self, site: Any, value: Any) -> None:
+        current().remembers(site, value)
+
 
 live = _Live()
 observe(live)

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.dispatch import MATRIX_PRODUCTS, REPLACEABLE, meaningful
+from ms_ops.dispatch import MATRIX_PRODUCTS, NO_ANSWER, REPLACEABLE, meaningful
 from ms_ops.tensors import checksum, untouched
 
 Entry = tuple[str, tuple, Any, Any, tuple]
@@ -72,10 +72,11 @@ class OperatorLog:
         all_needed: Run every operator again.
     """
 
-    __slots__ = ("_at", "all_needed", "answers", "entries", "needed", "values")
+    __slots__ = ("_at", "_reads_at", "all_needed", "answers", "entries", "needed", "values")
 
     def __init__(self, values: bool = False, all_needed: bool = False) -> None:
         self._at: dict[Any, list[Any]] = {}
+        self._reads_at: dict[Any, list[Any]] = {}
         self.answers: dict[int, Any] = {}
         """What a policy function answered, and shapes and dtypes of the results, by the index of the entry."""
         self.entries: list[Entry] = []
@@ -94,6 +95,10 @@ class OperatorLog:
         By the instruction, since what code makes once and keeps elsewhere is missing in the replay, rightly.
         """
         return self._at.setdefault(site, [])
+
+    def reads_at(self, site: Any) -> list[Any]:
+        """What an instruction has read on host, in order."""
+        return self._reads_at.setdefault(site, [])
 
     def saved(self, tensor: Tensor) -> None:
         """Backward needs this tensor, the result of some operator that has run, or an input."""
@@ -124,7 +129,7 @@ class LogReader:
         cells: The cells inside, with their paths below it.
     """
 
-    __slots__ = ("_cells", "_entries", "_log", "_needed", "_next", "_path", "_remedy", "_taken", "_values")
+    __slots__ = ("_cells", "_entries", "_log", "_needed", "_next", "_path", "_recalled", "_remedy", "_taken", "_values")
 
     def __init__(self, log: OperatorLog, path: str, cells: Iterable[tuple[str, nn.Cell]] = ()) -> None:
         self._cells = cells
@@ -136,6 +141,7 @@ class LogReader:
         self._remedy = REMEDY
         self._log = log
         self._taken: dict[Any, int] = {}
+        self._recalled: dict[Any, int] = {}
 
     def breaks_a_gradient(self, name: str) -> None:
         """The replay takes a gradient through an operator that runs once: what differs from here on, does so for it."""
@@ -156,6 +162,12 @@ class LogReader:
                 f"{self._path}: {what} is of {value!r} in the replay{call_site(self._cells)}, but of {values[index]!r} "
                 f"in the forward; {self._remedy}"
             )
+
+    def recalls(self, site: Any) -> Any:
+        """What an instruction of the replay reads on host: what it read in the forward; else NO_ANSWER."""
+        values, index = self._log.reads_at(site), self._recalled.get(site, 0)
+        self._recalled[site] = index + 1
+        return values[index] if index < len(values) else NO_ANSWER
 
     def keeps(self, name: str) -> bool:
         """Whether the operator that comes next is one whose results the replay reads."""

@@ -19,6 +19,7 @@ from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.autograd import alias, is_parameter, requires_grad
 from ms_ops.dispatch import (
     NO_ANSWER,
+    ROUTING,
     Kind,
     arguments,
     is_old_primitive,
@@ -26,6 +27,7 @@ from ms_ops.dispatch import (
     moving_statistics,
     on_copies_of_state,
     parameters_read,
+    wait_for_collective,
     written_parameter,
 )
 
@@ -121,7 +123,7 @@ class Recording(Scope):
                 if is_parameter(statistic):
                     self.invocation.watch.updates(statistic.param_info)
         placed = len(self.invocation.placeholders)
-        if self._choice.policy is not None and not self.inside_a_gradient:
+        if (self._choice.policy is not None or name in ROUTING) and not self.inside_a_gradient:
             result, policy = self._run_and_ask(name, run, args)
             if not policy.replays:
                 return self._write_once(name, result, policy)
@@ -146,7 +148,9 @@ class Recording(Scope):
             result = run(*args)
         finally:
             self._saved_now = None
-        policy = self._ask(name, result, args)
+        policy = CheckpointPolicy.PREFER_SAVE  # what chooses experts
+        if self._choice.policy is not None and not (name in ROUTING and not self._choice.policy.names(name)):
+            policy = self._ask(name, result, args)
         if not policy.replays:  # an old primitive saves while it runs, and the replay won't run it
             for placeholder, tensor in saved:
                 placeholder.keep(tensor)
@@ -171,6 +175,8 @@ class Recording(Scope):
         return result
 
     def _write_once(self, name: str, result: Any, policy: CheckpointPolicy) -> Any:
+        for leaf in leaves(result):
+            wait_for_collective(leaf)
         self._log.write_once(name)
         self.tape.write_operator(name, result, self._choice.to_host if policy.swaps else None)
         return result
@@ -184,6 +190,9 @@ class Recording(Scope):
 
     def reads_on_host(self) -> None:
         self._log.need()
+
+    def remembers(self, site: Any, value: Any) -> None:
+        self._log.reads_at(site).append(value)
 
     def takes_value(self, site: Any, what: str, value: Any) -> None:
         self._log.values_at(site).append(value)
@@ -273,6 +282,9 @@ class _Repeating(Scope):
 
     def takes_value(self, site: Any, what: str, value: Any) -> None:
         self._log.takes(site, what, value)
+
+    def recalls(self, site: Any) -> Any:
+        return self._log.recalls(site)
 
     def finish(self) -> None:
         """Check that the replay did all that the forward did."""

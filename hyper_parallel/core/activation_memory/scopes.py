@@ -124,6 +124,13 @@ class Scope:
     def reads_on_host(self) -> None:
         """The code that runs in the scope reads a value on host."""
 
+    def remembers(self, site: Any, value: Any) -> None:
+        """The code that runs in the scope has read a small value on host."""
+
+    def recalls(self, site: Any) -> Any:
+        """What the code that runs in the scope is to read on host; NO_ANSWER: what is there."""
+        return NO_ANSWER
+
     def takes_value(self, site: Any, what: str, value: Any) -> None:
         """The code that runs in the scope takes a value from Python into a tensor."""
 

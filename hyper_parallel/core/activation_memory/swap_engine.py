@@ -16,6 +16,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory import marks, prefetch_layers
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
@@ -95,13 +96,16 @@ class SwapEngine:
         # without the lock: the copy thread must go on while this waits
         arrays = [view_of(handle.tensor) for handle in handles]
         keys = [(address_of(array), array.shape, array.strides, array.dtype.str) for array in arrays]
-        marked = marks.storages(group.left_alone)
+        marked, registered = marks.storages(group.left_alone), {storage_of(tensor) for tensor in group.registered}
         group.left_alone.clear()
+        group.registered.clear()
+
+        def wants(tensor: Tensor) -> bool:
+            storage = storage_of(tensor) if marked or registered else 0
+            return storage not in marked and (storage in registered or group.wants(tensor))
+
         # one question for each tensor, however often it was saved
-        wanted = {
-            key: not (marked and storage_of(handle.tensor) in marked) and group.wants(handle.tensor)
-            for key, handle in dict(zip(keys, handles, strict=True)).items()
-        }
+        wanted = {key: wants(handle.tensor) for key, handle in dict(zip(keys, handles, strict=True)).items()}
         with self._lock:
             self._reap()
             self._raise_failure()

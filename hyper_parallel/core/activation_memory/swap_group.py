@@ -74,6 +74,8 @@ class SwapGroup:
         self.live = 0
         self.left_alone: list[Tensor] = []
         """Aliases of tensors that were marked inside the region, see `keep_on_device`."""
+        self.registered: list[Tensor] = []
+        """Aliases of tensors that go to host whatever the tensor policy says, see `swap_tensor_wrapper`."""
         self._engine = engine
         self._tensor_policy = tensor_policy
         self._handles: list[weakref.ref[SwapHandle]] = []

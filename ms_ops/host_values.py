@@ -23,7 +23,8 @@ Site = tuple[CodeType, int]
 _MOST_BYTES = 1 << 16
 _PASS_ON = ("tensor", "observed")
 """Functions of MindSpore, and our wrappers (`ms_ops.writes`), that only pass on what they are called with."""
-_OTHERS = ("mindspore.", "ms_ops.", "hyper_parallel.core.")
+NOT_THE_USERS = ("mindspore.", "ms_ops.", "hyper_parallel.core.")
+"""Modules whose code isn't the user's."""
 
 
 def hear_of_values(listener: Callable[[Site, str, Any], None]) -> None:
@@ -34,7 +35,7 @@ def hear_of_values(listener: Callable[[Site, str, Any], None]) -> None:
 
     @functools.wraps(get)
     def __getitem__(self: Tensor, index: Any) -> Any:
-        if is_intercepted() and (site := call_site_of(sys._getframe(1))) is not None:
+        if is_intercepted() and (site := site_of(sys._getframe(1))) is not None:
             listener(site, "index", _plain(index))
         return get(self, index)
 
@@ -51,7 +52,7 @@ def hear_of_values(listener: Callable[[Site, str, Any], None]) -> None:
         return wrap(array)
 
     def makes(data: Any, caller: FrameType) -> None:
-        value, site = _value(data), call_site_of(caller)
+        value, site = _value(data), site_of(caller)
         if value is not None and site is not None:
             listener(site, "Tensor", value)
 
@@ -61,9 +62,9 @@ def hear_of_values(listener: Callable[[Site, str, Any], None]) -> None:
     Tensor.from_numpy = staticmethod(from_numpy)
 
 
-def call_site_of(frame: FrameType | None) -> Site | None:
+def site_of(frame: FrameType | None) -> Site | None:
     """The instruction that calls; None if that is MindSpore's own or ours."""
-    while frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_OTHERS):
+    while frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(NOT_THE_USERS):
         if frame.f_code.co_name not in _PASS_ON:
             return None
         frame = frame.f_back

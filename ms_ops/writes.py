@@ -21,7 +21,7 @@ from mindspore.graph.api import _pynative_executor
 from mindspore.ops import primitive as _primitive
 
 from ms_ops.dispatch import NO_ANSWER, is_intercepted
-from ms_ops.host_values import call_site_of
+from ms_ops.host_values import site_of
 
 
 class Observer(Protocol):
@@ -165,7 +165,7 @@ def _reading(read: Any, is_small: bool) -> Any:
     def observed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if not _observer.active:
             return read(tensor, *args, **kwargs)
-        site = call_site_of(sys._getframe(1)) if is_small and is_intercepted() else None
+        site = site_of(sys._getframe(1)) if is_small and is_intercepted() else None
         if site is not None and (recalled := _observer.recalls(site)) is not NO_ANSWER:
             return copy.deepcopy(recalled)
         _observer.reads()

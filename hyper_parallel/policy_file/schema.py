@@ -69,6 +69,15 @@ def _pattern(value: str) -> str:
     return value
 
 
+def _needs_a_replay(info: ValidationInfo, why_not: str) -> None:
+    policy = info.data.get("policy")
+    if policy is not None and not policy.replays:
+        raise ValueError(
+            f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
+            f"replays nothing, so {why_not}"
+        )
+
+
 Policy = Annotated[
     CheckpointPolicy, BeforeValidator(_policy), PlainSerializer(lambda policy: policy.name.lower(), return_type=str)
 ]
@@ -122,12 +131,7 @@ class Rule(BaseModel):
     ) -> dict[str, CheckpointPolicy] | None:
         if value is None:
             return None
-        policy = info.data.get("policy")
-        if policy is not None and not policy.replays:
-            raise ValueError(
-                f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
-                f"replays nothing, so operators have no policies of their own; leave one of the two out"
-            )
+        _needs_a_replay(info, "operators have no policies of their own; leave one of the two out")
         try:
             Table(value, "")
         except PolicyError as error:
@@ -137,34 +141,22 @@ class Rule(BaseModel):
     @field_validator("allow_cache_entry_mutation", "keep_collectives")
     @classmethod
     def _has_a_cache(cls, value: bool, info: ValidationInfo) -> bool:
-        policy = info.data.get("policy")
-        if value and policy is not None and not policy.replays:
-            raise ValueError(
-                f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
-                f"replays nothing, so nothing is kept for a replay"
-            )
+        if value:
+            _needs_a_replay(info, "nothing is kept for a replay")
         return value
 
     @field_validator("determinism_check")
     @classmethod
     def _has_a_replay_to_check(cls, value: str, info: ValidationInfo) -> str:
-        policy = info.data.get("policy")
-        if value == "values" and policy is not None and not policy.replays:
-            raise ValueError(
-                f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
-                f"replays nothing, so there is nothing to compare"
-            )
+        if value == "values":
+            _needs_a_replay(info, "there is nothing to compare")
         return value
 
     @field_validator("swap_inputs")
     @classmethod
     def _has_inputs_to_swap(cls, value: bool, info: ValidationInfo) -> bool:
-        policy = info.data.get("policy")
-        if value and policy is not None and not policy.replays:
-            raise ValueError(
-                f"expected a policy that replays (must_recompute or prefer_recompute), but {policy.name.lower()} "
-                f"replays nothing, so there are no inputs to keep on host"
-            )
+        if value:
+            _needs_a_replay(info, "there are no inputs to keep on host")
         return value
 
 

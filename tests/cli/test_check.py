@@ -1,12 +1,12 @@
 """``hyper-parallel check``."""
 
 import json
-import textwrap
 
 import pytest
 from click.testing import CliRunner
 
 from hyper_parallel.cli.commands import command
+from tests.cli.models import assert_refused, module_in
 
 POLICY = """
 version: 1
@@ -63,26 +63,13 @@ size = 3
 @pytest.fixture
 def check(tmp_path, monkeypatch):
     """A function that runs the command in a folder with a policy file and a module `{module}`."""
-    # A name of its own per test, since imported modules stay.
-    module = f"model_{abs(hash(tmp_path))}"
-    (tmp_path / f"{module}.py").write_text(textwrap.dedent(MODEL))
-    (tmp_path / f"{module}_broken.py").write_text("import there_is_no_such_module\n")
+    module = module_in(tmp_path, MODEL, monkeypatch)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
 
     def run(policy="policy.yaml", model="{module}:build", *options):
         return CliRunner().invoke(command, ["check", policy, "--model", model.format(module=module), *options])
 
     return run
-
-
-def assert_refused(result, *expected):
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    for text in expected:
-        assert text in result.stderr
 
 
 @pytest.mark.parametrize("factory", ["build", "build_with_inputs", "Holder.build"])

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import mindspore as ms
@@ -18,6 +17,7 @@ from hyper_parallel.cli.commands import command
 from hyper_parallel.report.operators import measure_operators
 from ms_ops.catalogue import dispatch_names
 from ms_ops.dispatch import Interception
+from tests.cli.models import assert_refused, module_in
 from tests.helpers import Layer, Stack, numbers
 
 MODEL = """
@@ -111,12 +111,7 @@ size = 3
 @pytest.fixture
 def ops(tmp_path, monkeypatch):
     """A function that runs the command in a folder with a module `{module}`."""
-    # A name of its own per test, since imported modules stay.
-    module = f"model_{abs(hash(tmp_path))}"
-    (tmp_path / f"{module}.py").write_text(textwrap.dedent(MODEL))
-    (tmp_path / f"{module}_broken.py").write_text("import there_is_no_such_module\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    module = module_in(tmp_path, MODEL, monkeypatch)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr("mindspore.runtime.launch_blocking", lambda: None)  # it can't be taken back
 
@@ -129,14 +124,6 @@ def ops(tmp_path, monkeypatch):
 def rows_of(result):
     assert result.exit_code == 0, result.stderr
     return {row["dispatch_name"]: row for row in json.loads(result.stdout)["rows"]}
-
-
-def assert_refused(result, *expected):
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    for text in expected:
-        assert text in result.stderr
 
 
 @pytest.mark.parametrize("factory", ["build", "Holder.build"])

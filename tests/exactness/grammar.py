@@ -187,6 +187,11 @@ def programs(draw: st.DrawFn) -> Program:
     )
 
 
+def itself(call: Call) -> Call:
+    """No policy around a call."""
+    return call
+
+
 def built(layer: Layer, plain: bool, rules: list[tuple[nn.Cell, dict]]) -> nn.Cell:
     """The cell that a description means, without its policies if `plain`; `rules` gets those of a policy file."""
     inside = [built(each, plain, rules) for each in layer.inside]
@@ -195,7 +200,7 @@ def built(layer: Layer, plain: bool, rules: list[tuple[nn.Cell, dict]]) -> nn.Ce
         cell, use = container.make(*inside), container.use
     else:
         cell, use = {"tokens": Tokens, **LEAVES}[layer.kind](), straight
-    through: Callable[[Call], Call] = lambda call: call  # noqa: E731
+    through = itself
     if plain or layer.policy is None:
         pass
     elif layer.policy in ON_CELL:

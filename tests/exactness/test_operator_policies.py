@@ -1,7 +1,6 @@
 """Policies of operators: every policy on every operator of a net gives plain's bits, and does what it says."""
 
 import functools
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,10 +22,8 @@ from hyper_parallel import (
     checkpoint_wrapper,
     is_recomputing,
 )
-from hyper_parallel.core.activation_memory import operator_choice, operator_policy
-from hyper_parallel.core.activation_memory.operator_log import LogReader
-from hyper_parallel.core.activation_memory.replay import Invocation
-from hyper_parallel.core.activation_memory.replay_scopes import Replaying
+from hyper_parallel.core.activation_memory import operator_choice
+from tests.exactness.operators import Two, X, numbers_of
 from tests.exactness.programs.entries import Called
 from tests.helpers import (
     PREFER_RECOMPUTE,
@@ -40,7 +37,6 @@ from tests.helpers import (
     assert_same,
     gradients,
     numbers,
-    on,
     seeded,
     state_of,
 )
@@ -120,28 +116,6 @@ def swaps_everything() -> Iterator[None]:
     SwapManager().configure()
 
 
-class Ran(Counter[str]):
-    """What replays ran again, and what they read."""
-
-
-@pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> Ran:
-    counts = Ran()
-    ran, recorded = LogReader.ran, Replaying._recorded
-
-    def count_ran(reader: Any, name: str, *rest: Any) -> None:
-        counts[name] += 1
-        ran(reader, name, *rest)
-
-    def count_read(scope: Any, name: str, args: tuple) -> Any:
-        counts[f"{name} read"] += 1
-        return recorded(scope, name, args)
-
-    monkeypatch.setattr(LogReader, "ran", count_ran)
-    monkeypatch.setattr(Replaying, "_recorded", count_read)
-    return counts
-
-
 # ---- every policy on every operator
 
 
@@ -208,13 +182,8 @@ ENTRIES: dict[str, Callable[[nn.Cell, dict[str, CheckpointPolicy]], nn.Cell]] = 
 MATMULS = {"MatMul": SAVE, "*": PREFER_RECOMPUTE}
 
 
-def numbers_of(record: Record) -> list[bytes]:
-    """Without the names, in which a policy file's net has one more level."""
-    return [value.tobytes() for value in record.values()]
-
-
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_a_table_does_the_same_by_every_entry(entry: str, replayed: Ran) -> None:
+def test_a_table_does_the_same_by_every_entry(entry: str, replayed: Counter[str]) -> None:
     net = ENTRIES[entry](made("transformer"), MATMULS)
     assert numbers_of(trained(net, "transformer")) == numbers_of(plain("transformer"))
     read = {name for name in replayed if name.endswith("read")}
@@ -227,7 +196,7 @@ def test_a_table_does_the_same_by_every_entry(entry: str, replayed: Ran) -> None
 
 
 @pytest.mark.parametrize("given", [["MatMul"], ("MatMul",), {"MatMul"}, [ops.matmul], [ops.MatMul]], ids=str)
-def test_a_list_names_what_is_kept(given: Any, replayed: Ran) -> None:
+def test_a_list_names_what_is_kept(given: Any, replayed: Counter[str]) -> None:
     net = checkpoint_wrapper(made("transformer"), policy_fn=given)
     assert_same(trained(net, "transformer"), plain("transformer"))
     assert not any("MatMul" in name and not name.endswith("read") for name in replayed)
@@ -235,21 +204,6 @@ def test_a_list_names_what_is_kept(given: Any, replayed: Ran) -> None:
 
 
 # ---- what a function is asked, and when
-
-
-class Two(nn.Cell):
-    """tanh, then a matrix product, then tanh."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Dense(4, 4, has_bias=False)
-        seeded(self)
-
-    def construct(self, x: Tensor) -> Tensor:
-        return ops.tanh(self.dense(ops.exp(x))) * 2
-
-
-X = numbers(3, 4)
 
 
 def test_a_function_is_asked_once_for_each_call_and_phase_after_and_before_it_runs() -> None:
@@ -308,185 +262,8 @@ def test_an_error_of_the_function_comes_through_and_the_next_step_is_right(in_re
     assert_same(gradients(net, X), gradients(Two(), X))
 
 
-def test_a_random_operator_is_kept_and_reported_whatever_a_function_answers(replayed: Ran) -> None:
+def test_a_random_operator_is_kept_and_reported_whatever_a_function_answers(replayed: Counter[str]) -> None:
     net = activation_policy(policy_fn=lambda ctx, op, *args: RECOMPUTE)(made("transformer"))
     with pytest.warns(PolicyOverruledWarning, match=r"MUST_RECOMPUTE for Dropout is overruled, since it is random"):
         assert_same(trained(net, "transformer"), plain("transformer"))
     assert replayed["Dropout read"] == 2
-
-
-# ---- what is kept, swapped, written
-
-
-def test_kept_results_are_read_and_the_rest_is_run_once(replayed: Ran) -> None:
-    net = activation_policy(ops={"Exp": SAVE, "Tanh": SWAP})(Two())
-    assert_same(gradients(net, X), gradients(Two(), X))
-    assert replayed == {"Exp read": 1, "MatMul": 1, "Tanh read": 1}
-
-
-def test_swapped_results_go_to_host_and_come_back() -> None:
-    gradients(Stack([activation_policy(ops={"Exp": SWAP})(Two()), on(Two(), RECOMPUTE)]), X)
-    stats = SwapManager().stats()
-    assert (stats.offloaded_bytes, stats.loaded_bytes, stats.live_bytes) == (X.nbytes, X.nbytes, 0)
-
-
-def test_results_swapped_beside_swapped_inputs_travel_in_one_group() -> None:
-    net = Stack([on(Two(), RECOMPUTE, swap_inputs=True, ops={"Exp": SWAP}), Two()])
-    plain_net = Stack([Two(), Two()])
-    x = ops.exp(X)
-    assert_same(gradients(net, x), gradients(plain_net, x))
-    assert SwapManager().stats().live_bytes == 0
-
-
-class Writes(nn.Cell):
-    """Writes into the result of an operator, inside the region."""
-
-    def construct(self, x: Tensor) -> Tensor:
-        y = ops.stop_gradient(ops.exp(x))
-        y[0] = 3.0
-        return ops.tanh(x * y) * y
-
-
-@pytest.mark.parametrize("min_bytes", [0, "1MiB"], ids=["swapped", "too small to be swapped"])
-@pytest.mark.parametrize("policy", [SAVE, SWAP])
-def test_a_kept_result_that_the_region_writes_itself_is_exact(policy: CheckpointPolicy, min_bytes: Any) -> None:
-    SwapManager().configure(min_bytes=min_bytes, tier="host")
-    assert_same(gradients(activation_policy(ops={"Exp": policy})(Writes()), X), gradients(Writes(), X))
-
-
-class Leaks(nn.Cell):
-    """Hands out the result of an operator, whose storage others may then write."""
-
-    def construct(self, x: Tensor) -> Tensor:
-        self.result = ops.exp(x)
-        return ops.tanh(self.result) * 2
-
-
-@pytest.mark.parametrize("allowed", [False, True])
-def test_a_kept_result_that_is_written_from_outside_raises_unless_it_is_allowed(allowed: bool) -> None:
-    net = Leaks()
-    region = activation_policy(ops={"Exp": SAVE}, allow_cache_entry_mutation=allowed)(net)
-
-    def forward(x: Tensor) -> Tensor:
-        y = region(x)
-        net.result.copy_(ops.zeros_like(x))
-        return y
-
-    if allowed:
-        ms.grad(forward)(X)
-    else:
-        with pytest.raises(
-            ReplayMismatchError, match=r"the kept result of operator Exp .* was written by Tensor.copy_"
-        ):
-            ms.grad(forward)(X)
-
-
-def test_a_replay_that_runs_fewer_kept_operators_is_refused_with_both_counts() -> None:
-    class Fewer(nn.Cell):
-        def construct(self, x: Tensor) -> Tensor:
-            return ops.tanh(x if is_recomputing() else ops.exp(x))
-
-    with pytest.raises(ReplayMismatchError, match=r"operator 1 of 2 is Tanh in the replay.*but Exp in the forward"):
-        ms.grad(activation_policy(ops={"Exp": SAVE})(Fewer()))(X)
-
-
-# ---- nesting and derivatives
-
-
-@pytest.mark.parametrize("outer", [RECOMPUTE, SWAP, SAVE])
-def test_a_region_with_a_table_inside_another_is_exact(outer: CheckpointPolicy, replayed: Ran) -> None:
-    def net(inner: Any, around: Any) -> nn.Cell:
-        two = Two()
-        return Stack([around(Stack([Two(), inner(two), inner(two)])), Two()])
-
-    put = activation_policy(ops={"MatMul": SAVE, "Exp": SWAP})
-    assert_same(gradients(net(put, activation_policy(outer)), X), gradients(net(lambda c: c, lambda c: c), X))
-
-
-@pytest.mark.parametrize("policy", [SAVE, SWAP])
-def test_a_table_around_a_region_is_about_its_own_operators_only(policy: CheckpointPolicy, replayed: Ran) -> None:
-    net = on(Stack([Two(), on(Two(), RECOMPUTE)]), RECOMPUTE, ops={"MatMul": policy})
-    assert_same(gradients(net, X), gradients(Stack([Two(), Two()]), X))
-    assert (replayed["MatMul read"], replayed["MatMul"] > 0) == (1, True)
-
-
-def test_second_derivatives_go_through_kept_results() -> None:
-    def second(net: nn.Cell) -> np.ndarray:
-        return ms.grad(lambda x: (ms.grad(lambda z: (net(z) ** 2).sum())(x) ** 2).sum())(X).asnumpy()
-
-    kept = second(activation_policy(ops={"MatMul": SAVE, "Exp": SWAP})(Two()))
-    assert np.array_equal(kept, second(Two()))
-
-
-def test_micro_batches_in_any_order_read_their_own_results() -> None:
-    net, twin = activation_policy(ops={"MatMul": SAVE, "Tanh": SWAP})(Two()), Two()
-
-    def session(cell: nn.Cell) -> list[np.ndarray]:
-        cell.set_grad()
-        inputs = [numbers(3, 4, seed=seed) for seed in (1, 2, 3)]
-        pull = ops.GradOperation(get_all=True, sens_param=True)(cell)
-        outputs = [cell(x) for x in inputs]
-        return [pull(inputs[index], outputs[index])[0].asnumpy() for index in (1, 0, 2)]
-
-    for got, want in zip(session(net), session(twin), strict=True):
-        assert np.array_equal(got, want)
-
-
-def invocations() -> int:
-    gc.collect()
-    return sum(type(thing) is Invocation for thing in gc.get_objects())
-
-
-@pytest.mark.parametrize("policy", [SAVE, SWAP])
-def test_a_graph_that_is_dropped_without_a_backward_leaves_nothing(policy: CheckpointPolicy) -> None:
-    net = Stack([activation_policy(ops={"*": policy})(Two()), on(Two(), RECOMPUTE)])
-    before = invocations()
-    ms.grad(lambda x: (ops.stop_gradient(net(x)) * x).sum())(X).asnumpy()
-    assert invocations() <= before
-    assert SwapManager().stats().live_bytes == 0
-
-
-# ---- collectives as a kind
-
-
-@pytest.fixture
-def exp_is_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process has nobody to communicate with: Exp stands in."""
-    monkeypatch.setattr(operator_policy, "COLLECTIVES", frozenset({"Exp"}))
-
-
-KEEPERS: dict[str, Callable[[nn.Cell], nn.Cell]] = {
-    "decorator": activation_policy(keep_collectives=True),
-    "with a table": activation_policy(ops={"MatMul": SWAP}, keep_collectives=True),
-    "with a function": activation_policy(policy_fn=lambda ctx, op, *args: PREFER_RECOMPUTE, keep_collectives=True),
-    "wrapper": lambda cell: checkpoint_wrapper(cell, keep_collectives=True),
-    "function": lambda cell: Called(functools.partial(checkpoint, keep_collectives=True), cell),
-    "file": lambda cell: _by_file(cell, {"policy": "must_recompute", "keep_collectives": True}),
-}
-
-
-def _by_file(cell: nn.Cell, rule: dict[str, Any]) -> nn.Cell:
-    net = nn.SequentialCell(cell)
-    apply_policy(net, {"version": 1, "rules": [{"cells": "0", **rule}]})
-    return net
-
-
-@pytest.mark.parametrize("way", KEEPERS)
-@pytest.mark.usefixtures("exp_is_a_collective")
-def test_a_replay_reads_what_collectives_gave(way: str, replayed: Ran) -> None:
-    assert numbers_of(gradients(KEEPERS[way](Two()), X)) == numbers_of(gradients(Two(), X))
-    assert (replayed["Exp read"], replayed["Exp"]) == (1, 0)
-
-
-def test_collectives_are_those_of_the_catalogue() -> None:
-    policy = operator_policy.KeepsCollectives(None)
-    answers = [policy.decide(operator_policy.FORWARD, name, None, (), ()) for name in ("AllReduce", "AllGather", "Exp")]
-    assert answers == [SAVE, SAVE, PREFER_RECOMPUTE]
-
-
-@pytest.mark.parametrize("policy", [SAVE, SWAP])
-def test_collectives_are_kept_for_a_replay_only(policy: CheckpointPolicy) -> None:
-    with pytest.raises(PolicyError, match=rf"keep_collectives=True is for a replayed region, .* {policy.name}"):
-        activation_policy(policy, keep_collectives=True)
-    with pytest.raises(TypeError, match="keep_collectives must be a bool, but got 1"):
-        activation_policy(RECOMPUTE, keep_collectives=1)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from types import FrameType
 
 from mindspore import nn
 
-_OURS = ("hyper_parallel.core.", "ms_ops.", "mindspore.")
+from ms_ops.host_values import NOT_THE_USERS
 
 
 def call_site(cells: Iterable[tuple[str, nn.Cell]] = ()) -> str:
@@ -23,7 +23,7 @@ def call_site(cells: Iterable[tuple[str, nn.Cell]] = ()) -> str:
     while frame is not None and not (line and cell):
         code = frame.f_code
         cell = cell or constructed_by(frame)
-        if not line and not f"{frame.f_globals.get('__name__', '')}.".startswith(_OURS):
+        if not line and not f"{frame.f_globals.get('__name__', '')}.".startswith(NOT_THE_USERS):
             line = f"at {code.co_filename}:{frame.f_lineno}, {code.co_name}"
         frame = frame.f_back
     where = _path_of(cell, cells)

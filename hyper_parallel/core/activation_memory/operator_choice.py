@@ -10,7 +10,6 @@ from hyper_parallel.core.activation_memory.operator_policy import (
     FORWARD,
     REPLAY,
     WHY_NOT_KEPT,
-    KeepsCollectives,
     OperatorPolicy,
     makes_a_tensor,
 )
@@ -31,7 +30,7 @@ class OperatorChoice:
 
     __slots__ = ("policy", "to_host")
 
-    def __init__(self, policy: OperatorPolicy | KeepsCollectives | None, to_host: Callable[[Tensor], Any]) -> None:
+    def __init__(self, policy: OperatorPolicy | None, to_host: Callable[[Tensor], Any]) -> None:
         self.policy = policy
         self.to_host = to_host
 

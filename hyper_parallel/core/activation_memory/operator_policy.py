@@ -4,6 +4,7 @@ The forward decides: it asks after the operator has run, and its answer binds. T
 function is asked again, before the operator, and must answer the same.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -91,16 +92,32 @@ class Operator:
         return f"{self.dispatch_name} -> {outputs} in {self.cell or 'no cell'}"
 
 
-class Table:
+class OperatorPolicy:
+    """Decides about the results of operators, one call after the other."""
+
+    asks = False
+    """Whether a replay must ask again."""
+
+    def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
+        """The policy of one call; arguments as `Operator` has them, and the operator's own."""
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def names(self, dispatch_name: str) -> bool:
+        """Whether this is about the operator, not only about the rest."""
+        return False
+
+    def for_call(self) -> "OperatorPolicy":
+        """What decides in one call of a region."""
+        return self
+
+
+class Table(OperatorPolicy):
     """Policies by the name of the operator.
 
     Args:
         policies: By catalogue name or dispatch name; `*` is the rest, PREFER_RECOMPUTE if it isn't given.
         source: Who said so, for messages.
     """
-
-    asks = False
-    """Whether a replay must ask again."""
 
     def __init__(self, policies: Mapping[str, CheckpointPolicy], source: str) -> None:
         if not policies:
@@ -122,15 +139,9 @@ class Table:
         self._rest = self.policies.get(REST, CheckpointPolicy.PREFER_RECOMPUTE)
 
     def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
-        """The policy of one call; arguments as `Operator` has them, and the operator's own."""
         return self._by_name.get(name, self._rest)
 
-    def for_call(self) -> "Table":
-        """What decides in one call of a region."""
-        return self
-
     def names(self, dispatch_name: str) -> bool:
-        """Whether an entry other than `*` is meant."""
         return dispatch_name in self._by_name
 
     def __eq__(self, other: object) -> bool:
@@ -143,7 +154,7 @@ class Table:
         return ", ".join(f"{name} {policy.name.lower()}" for name, policy in self.policies.items())
 
 
-class Alternating:
+class Alternating(OperatorPolicy):
     """Keeps the result of every second operator of a name, from the first on; a call of a region begins anew.
 
     Args:
@@ -151,27 +162,23 @@ class Alternating:
         source: Who said so, for messages.
     """
 
-    asks = False
-
     def __init__(self, name: str, source: str) -> None:
         self._name = name
-        self._source = source
         self._table = Table({name: CheckpointPolicy.MUST_SAVE}, source)
         self._is_kept = False
 
     def for_call(self) -> "Alternating":
-        """What decides in one call of a region."""
-        return Alternating(self._name, self._source)
+        anew = copy.copy(self)
+        anew._is_kept = False
+        return anew
 
     def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
-        """The policy of one call; arguments as `Operator` has them, and the operator's own."""
         if not self._table.names(name):
             return CheckpointPolicy.PREFER_RECOMPUTE
         self._is_kept = not self._is_kept
         return CheckpointPolicy.MUST_SAVE if self._is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     def names(self, dispatch_name: str) -> bool:
-        """Whether this is about the operator."""
         return self._table.names(dispatch_name)
 
     def __eq__(self, other: object) -> bool:
@@ -184,7 +191,7 @@ class Alternating:
         return f"every second {self._name} must_save"
 
 
-class Asked:
+class Asked(OperatorPolicy):
     """A function that is asked for every call of an operator.
 
     Args:
@@ -199,7 +206,6 @@ class Asked:
         self._source = source
 
     def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
-        """The policy of one call; arguments as `Operator` has them, and the operator's own."""
         operator = Operator(name, outputs, cells)
         answer = self._function(phase, operator, *args)
         if not isinstance(answer, CheckpointPolicy):
@@ -209,12 +215,7 @@ class Asked:
             )
         return answer
 
-    def for_call(self) -> "Asked":
-        """What decides in one call of a region."""
-        return self
-
     def names(self, dispatch_name: str) -> bool:
-        """Whether the answer is about this operator."""
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -227,35 +228,27 @@ class Asked:
         return f"asked of {getattr(self._function, '__qualname__', self._function)}"
 
 
-class KeepsCollectives:
+class KeepsCollectives(OperatorPolicy):
     """Keeps what collectives give, so that a replay communicates nothing; another policy decides about the rest.
 
     Args:
-        rest: That policy; None replays the rest.
+        rest: That policy; one that decides nothing by default.
     """
 
-    def __init__(self, rest: "Table | Alternating | Asked | None") -> None:
-        self._rest = rest
-        self.asks = rest is not None and rest.asks
+    def __init__(self, rest: OperatorPolicy | None) -> None:
+        self._rest = rest or OperatorPolicy()
+        self.asks = self._rest.asks
 
     def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
-        """The policy of one call; arguments as `Operator` has them, and the operator's own."""
         if name in COLLECTIVES:
             return CheckpointPolicy.MUST_SAVE
-        if self._rest is None:
-            return CheckpointPolicy.PREFER_RECOMPUTE
         return self._rest.decide(phase, name, outputs, cells, args)
 
     def names(self, dispatch_name: str) -> bool:
-        """Whether this is about the operator."""
-        return dispatch_name in COLLECTIVES or (self._rest is not None and self._rest.names(dispatch_name))
-
-    def __str__(self) -> str:
-        return f"collectives must_save{f', {self._rest}' if self._rest is not None else ''}"
+        return dispatch_name in COLLECTIVES or self._rest.names(dispatch_name)
 
 
-OperatorPolicy = Table | Alternating | Asked
-Operators = Mapping[Any, CheckpointPolicy] | Iterable[Any] | Alternating
+Operators = Mapping[Any, CheckpointPolicy] | Iterable[Any] | OperatorPolicy
 """How users name operators: a table, or a list of those that are kept."""
 
 
@@ -283,7 +276,7 @@ def operator_policy(given: Any, source: str) -> OperatorPolicy | None:
         PolicyError: A name means no operator, or can't be honoured, or two entries contradict each other.
         TypeError: What was given is none of these.
     """
-    if given is None or isinstance(given, Alternating):
+    if given is None or isinstance(given, OperatorPolicy):
         return given
     if isinstance(given, Mapping):
         return Table({_name_of(name, source): policy for name, policy in given.items()}, source)

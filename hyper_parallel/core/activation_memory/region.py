@@ -116,7 +116,7 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
     tape = scope.tape.nested(path, log, may_be_written) if scope.records else Tape(log, may_be_written)
     with contextlib.ExitStack() as groups:
         host = HostSide(lambda: SwapManager().open_group(path, spec.tensor_policy), groups)
-        policy: Any = spec.operators.for_call() if spec.operators is not None else None
+        policy = spec.operators.for_call() if spec.operators is not None else None
         operators = OperatorChoice(KeepsCollectives(policy) if spec.keep_collectives else policy, host.add)
         invocation = Invocation(owner, body, path, tape, contexts, operators)
         if scope.records or isinstance(scope, SwapScope):

@@ -14,6 +14,7 @@ SPEC = "_hp_spec"
 EXCLUDED = "checkpoint_exclude_wrapper"
 """The source of a spec that excludes a cell from the replay of what is around it."""
 
+_BOOLS = ("swap_inputs", "early_stop", "allow_cache_entry_mutation", "keep_collectives", "save_output")
 DETERMINISM_CHECKS = ("operators", "values")
 
 
@@ -52,46 +53,32 @@ class RegionSpec:
                 f"policy must be a CheckpointPolicy, one of {', '.join(p.name for p in CheckpointPolicy)}, "
                 f"but got {self.policy!r} of type {type(self.policy).__name__} ({self.source})"
             )
-        if not isinstance(self.swap_inputs, bool):
-            raise PolicyTypeError(f"swap_inputs must be a bool, but got {self.swap_inputs!r} ({self.source})")
+        for name in _BOOLS:
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyTypeError(f"{name} must be a bool, but got {getattr(self, name)!r} ({self.source})")
         if self.tensor_policy is not None and not callable(self.tensor_policy):
             raise PolicyTypeError(f"policy_fn must be callable, but got {self.tensor_policy!r} ({self.source})")
-        if not isinstance(self.early_stop, bool):
-            raise PolicyTypeError(f"early_stop must be a bool, but got {self.early_stop!r} ({self.source})")
-        if not isinstance(self.keep_collectives, bool):
-            raise PolicyTypeError(f"keep_collectives must be a bool, but got {self.keep_collectives!r} ({self.source})")
-        if self.keep_collectives and not self.policy.replays:
-            raise PolicyError(
-                f"keep_collectives=True is for a replayed region, but the policy is {self.policy.name}, which replays "
-                f"nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE"
-            )
-        if not isinstance(self.save_output, bool):
-            raise PolicyTypeError(f"save_output must be a bool, but got {self.save_output!r} ({self.source})")
-        if not isinstance(self.allow_cache_entry_mutation, bool):
-            raise PolicyTypeError(
-                f"allow_cache_entry_mutation must be a bool, but got {self.allow_cache_entry_mutation!r} "
-                f"({self.source})"
-            )
-        if self.operators is not None and not self.policy.replays:
-            raise PolicyError(
-                f"policies of operators (ops=, policy_fn=) are for a replayed region, but the policy is "
-                f"{self.policy.name}, which replays nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE, "
-                f"or leave the cell's policy out"
-            )
         if self.determinism_check not in DETERMINISM_CHECKS:
             raise PolicyError(
                 f"determinism_check must be one of {', '.join(DETERMINISM_CHECKS)}, but got "
                 f"{self.determinism_check!r} ({self.source})"
             )
-        if self.determinism_check == "values" and not self.policy.replays:
+        self._needs_a_replay(self.swap_inputs, "swap_inputs=True keeps the inputs of a replayed region on host")
+        self._needs_a_replay(
+            self.determinism_check == "values", "determinism_check='values' compares a replay with its forward"
+        )
+        self._needs_a_replay(self.keep_collectives, "keep_collectives=True is for a replayed region")
+        self._needs_a_replay(
+            self.operators is not None,
+            "policies of operators (ops=, policy_fn=) are for a replayed region",
+            ", or leave the cell's policy out",
+        )
+
+    def _needs_a_replay(self, is_given: bool, what: str, remedy: str = "") -> None:
+        if is_given and not self.policy.replays:
             raise PolicyError(
-                f"determinism_check='values' compares a replay with its forward, but the policy is {self.policy.name}, "
-                f"which replays nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE"
-            )
-        if self.swap_inputs and not self.policy.replays:
-            raise PolicyError(
-                f"swap_inputs=True keeps the inputs of a replayed region on host, but the policy is "
-                f"{self.policy.name}, which replays nothing ({self.source}); use MUST_RECOMPUTE or PREFER_RECOMPUTE"
+                f"{what}, but the policy is {self.policy.name}, which replays nothing ({self.source}); use "
+                f"MUST_RECOMPUTE or PREFER_RECOMPUTE{remedy}"
             )
 
     def __deepcopy__(self, memo: dict) -> "RegionSpec":

@@ -13,8 +13,8 @@ Operators of one step: how many a forward and a replay of a block run, how many 
 Kept by a region with dropout: bytes on the tape and in autograd, against the mask and the result in floating point.
 
 Kept by the presets of operator policies: how much more resident memory blocks 5 to 12 add to a forward than those of a
-full recompute do, in fresh processes, beside what the shapes of the operators that they keep say. Of what a preset keeps,
-some is alive anyway, as the input of the next block.
+full recompute do, in fresh processes, beside what the shapes of the operators that they keep say. Some of what a preset
+keeps is alive anyway, as the input of the next block.
 """
 
 import argparse

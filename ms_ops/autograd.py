@@ -5,8 +5,9 @@ Seen in MindSpore 2.9.0 and 2.10.0, PyNative mode.
 
 import contextlib
 import functools
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -43,6 +44,26 @@ def backward_is_recorded() -> bool:
 def is_parameter(tensor: Tensor) -> bool:
     """Whether a saved tensor is a parameter's data: hooks get those as plain tensors that keep `param_info`."""
     return tensor.param_info is not None
+
+
+def comes_from_a_parameter(tensor: Tensor, views: Container[str]) -> bool:
+    """Whether a saved tensor is a view or a cast of a parameter that is trained: its history says so.
+
+    Args:
+        tensor: The tensor.
+        views: The operators that may lie in between.
+    """
+    node = tensor._grad_node
+    while node is not None and not node.is_leaf():
+        if node.name() not in views:
+            return False
+        before = node.next_functions
+        node = before[0][0] if before else None
+    # the leaf of a parameter has its name; that of another tensor is `input_` and a number
+    return node is not None and not _OTHER_LEAF.fullmatch(node.name())
+
+
+_OTHER_LEAF = re.compile(r"input_\d+")
 
 
 def requires_grad(tensor: Tensor) -> bool:
@@ -88,13 +109,18 @@ def _as_they_are() -> Iterator[None]:
         _pynative_executor.set_mixed_precision_type(MixedPrecisionType.NOTSET, False)
 
 
+def mixed_precision_is_on() -> bool:
+    """Whether operators that run now may take their arguments in another precision than they have."""
+    return bool(_cell_precision.stack) or get_curr_amp_strategy() is not None
+
+
 def _no_amp() -> Any:
     return AmpDecorator(AmpLevel.AmpO0, ms.float32, [], [])
 
 
 def without_precision() -> Any:
     """Operators that run inside take tensors as they are, whatever precision the cell around has: ours are copies."""
-    if _cell_precision.stack or get_curr_amp_strategy() is not None:
+    if mixed_precision_is_on():
         return _as_they_are()
     return contextlib.nullcontext()
 

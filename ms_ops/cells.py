@@ -1,10 +1,13 @@
-"""Hearing of calls of cells. Seen in MindSpore 2.9.0 and 2.10.0: every cell runs through `nn.Cell.__call__`."""
+"""What is in a cell, and hearing of calls of cells. Seen in MindSpore 2.9.0 and 2.10.0.
+
+Every cell runs through `nn.Cell.__call__`.
+"""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from ms_ops.dispatch import is_intercepted
 
@@ -23,3 +26,26 @@ def hear_of_calls(listener: Callable[[nn.Cell], None]) -> None:
 
     __call__._hp_tells = True  # type: ignore[attr-defined]
     nn.Cell.__call__ = __call__
+
+
+def all_cells(cell: nn.Cell) -> Iterator[nn.Cell]:
+    """The cell and those inside it, once each."""
+    found = {id(cell): cell}
+    waiting = [cell]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        for child in one._cells.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                waiting.append(child)
+
+
+def own_parameters(cell: nn.Cell) -> Iterable[Parameter]:
+    """The parameters of the cell itself, without those of cells inside."""
+    return cell._params.values()
+
+
+def has_own_precision(cell: nn.Cell) -> bool:
+    """Whether the cell runs in a precision that `to_float` or mixed precision gave it."""
+    return cell.mixed_precision_type is not None

@@ -75,10 +75,7 @@ class CopyThread:
             while not self._stopped:
                 if self._jobs:
                     item, work = self._jobs.popleft()
-                    try:
-                        work(item)
-                    except Exception:  # a bug: report it as any thread would, but let those who wait have their turn
-                        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
+                    self._guarded(work, item)
                     del item, work
                     continue
                 if self._timer is None:
@@ -87,4 +84,11 @@ class CopyThread:
                     self._wake.wait(left)
                 else:
                     call, self._timer = self._timer[1], None
-                    call()
+                    self._guarded(call)
+                    del call
+
+    def _guarded(self, work: Callable[..., None], *item: Any) -> None:
+        try:
+            work(*item)
+        except Exception:  # a bug: report it as any thread would, but let those who wait have their turn
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))

@@ -1,24 +1,19 @@
-"""Where swapped tensors wait: the file tier and the host tier.
+"""Where swapped tensors wait: tiers, and the host tier.
 
-A tier hands out slots of a size, writes an array into a slot, reads a slot into an array, and takes slots back. Slots
-are reused by size, so that after a first step nothing is allocated any more. A tier is not thread-safe: `write` and
-`read` may run on a copy thread, everything else under its owner's lock.
+A tier hands out slots of a size, writes bytes into a slot, reads a slot into an array, and takes slots back. Slots are
+reused, so that after a first step nothing is allocated any more. A tier is not thread-safe: `write` and `read` may run
+on a copy thread, everything else under its owner's lock.
 """
 
-import errno
-import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_SLOT_ALIGNMENT = 4096
-SLAB_BYTES = 64 * 2**20
-"""A slab is allocated whole, so that a full disk shows when a step begins to need it, not while it writes."""
+SLOT_ALIGNMENT = 4096
 
 
 class TierFull(Exception):
@@ -27,6 +22,11 @@ class TierFull(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def slot_bytes(nbytes: int) -> int:
+    """The size of the slot that so many bytes take."""
+    return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
 @dataclass(slots=True)
@@ -47,21 +47,31 @@ class Tier(ABC):
         self.limit = limit
         self.allocated = 0
         """Bytes taken from the system, in use or free for reuse."""
+        self.allocations = 0
+        """How often the system was asked for more."""
         self.used = 0
         """Bytes of the slots that are in use."""
         self._free: dict[int, list[Slot]] = defaultdict(list)
 
     def take(self, nbytes: int) -> Slot:
-        """A slot of at least `nbytes` bytes.
+        """A slot of at least `nbytes` bytes: a free one of that size, else a new one, else a larger free one.
 
         Raises:
             TierFull: The limit, or the disk, leaves no room.
         """
-        size = -(-nbytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
-        free = self._free[size]
-        slot = free.pop() if free else self._grow(size)
-        self.used += size
+        size = slot_bytes(nbytes)
+        slot = self._free[size].pop() if self._free.get(size) else self._new_or_larger(size)
+        self.used += slot.nbytes
         return slot
+
+    def _new_or_larger(self, size: int) -> Slot:
+        try:
+            return self._grow(size)
+        except TierFull:
+            larger = min((free for free, slots in self._free.items() if free > size and slots), default=None)
+            if larger is None:
+                raise
+            return self._free[larger].pop()
 
     def give_back(self, slot: Slot) -> None:
         """The slot may be reused."""
@@ -80,102 +90,20 @@ class Tier(ABC):
     def _grow(self, size: int) -> Slot: ...
 
     @abstractmethod
-    def write(self, slot: Slot, array: np.ndarray) -> None:
-        """Copy the array's bytes into the slot."""
+    def write(self, slot: Slot, buffers: Sequence[Any]) -> None:
+        """Copy the bytes of the buffers into the slot, one after the other."""
 
     @abstractmethod
     def read(self, slot: Slot, array: np.ndarray) -> None:
-        """Copy the slot's bytes into the (contiguous) array."""
+        """Copy the slot's first bytes into the array of uint8."""
 
     @abstractmethod
     def trim(self) -> None:
-        """Give back to the system what is free."""
+        """Give back to the system what is free, where that is possible."""
 
     @abstractmethod
     def close(self) -> None:
         """Give everything back to the system."""
-
-
-def _bytes_of(array: np.ndarray) -> Any:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-class FileTier(Tier):
-    """Slots in preallocated files that have no name: nothing is left behind, however the process ends.
-
-    Written and read through the page cache, which the kernel takes back when memory is short; it doesn't count as the
-    process's resident memory.
-    """
-
-    name = "file"
-
-    def __init__(self, folder: Path | None, limit: int) -> None:
-        super().__init__(limit)
-        self.folder = Path(folder) if folder is not None else Path(tempfile.gettempdir())
-        self._slabs: list[int] = []
-        self._slab_left = 0
-        self._slab_offset = 0
-        if not self.folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(self.folder))
-        os.close(self._open_unnamed())  # a folder that can't be written shows now, not in mid-step
-
-    def _open_unnamed(self) -> int:
-        fd, name = tempfile.mkstemp(prefix="hyper_parallel_", dir=self.folder)  # mode 0600
-        os.unlink(name)
-        return fd
-
-    def _grow(self, size: int) -> Slot:
-        if self._slab_left < size:
-            if self.allocated + size > self.limit:
-                self.trim()
-            slab = max(SLAB_BYTES, size)
-            if self.allocated + slab > self.limit:
-                slab = size  # the last bytes of a budget are handed out exactly
-            self._check_limit(slab)
-            fd = self._open_unnamed()
-            try:
-                os.posix_fallocate(fd, 0, slab)
-            except OSError as error:
-                os.close(fd)
-                raise TierFull(
-                    f"the disk under {self.folder} has no room for another {slab} bytes ({error.strerror}); "
-                    f"{self.allocated} bytes are allocated there"
-                ) from error
-            self._slabs.append(fd)
-            self.allocated += slab
-            self._slab_left, self._slab_offset = slab, 0
-        slot = Slot(size, self._slabs[-1], self._slab_offset)
-        self._slab_offset += size
-        self._slab_left -= size
-        return slot
-
-    def write(self, slot: Slot, array: np.ndarray) -> None:
-        view = memoryview(_bytes_of(array))
-        done = 0
-        while done < len(view):
-            done += os.pwrite(slot.place, view[done:], slot.offset + done)
-
-    def read(self, slot: Slot, array: np.ndarray) -> None:
-        view = array.reshape(-1).view(np.uint8).data
-        done = 0
-        while done < len(view):
-            count = os.preadv(slot.place, [view[done:]], slot.offset + done)
-            if count == 0:
-                raise OSError(
-                    errno.EIO, f"a swapped tensor came back short: {done} of {len(view)} bytes", str(self.folder)
-                )
-            done += count
-
-    def trim(self) -> None:
-        if self.used == 0:
-            self.close()
-
-    def close(self) -> None:
-        for fd in self._slabs:
-            os.close(fd)
-        self._slabs.clear()
-        self._free.clear()
-        self.allocated = self._slab_left = 0
 
 
 class HostTier(Tier):
@@ -186,13 +114,17 @@ class HostTier(Tier):
     def _grow(self, size: int) -> Slot:
         self._check_limit(size)
         self.allocated += size
+        self.allocations += 1
         return Slot(size, np.empty(size, np.uint8))
 
-    def write(self, slot: Slot, array: np.ndarray) -> None:
-        slot.place[: array.nbytes] = _bytes_of(array)
+    def write(self, slot: Slot, buffers: Sequence[Any]) -> None:
+        end = 0
+        for buffer in buffers:
+            begin, end = end, end + memoryview(buffer).nbytes
+            slot.place[begin:end] = np.frombuffer(buffer, np.uint8)
 
     def read(self, slot: Slot, array: np.ndarray) -> None:
-        array.reshape(-1).view(np.uint8)[:] = slot.place[: array.nbytes]
+        array[:] = slot.place[: array.nbytes]
 
     def trim(self) -> None:
         self._free.clear()

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,15 +59,16 @@ class FakeTier(Tier):
         if self.failure is not None:
             raise self.failure
 
-    def write(self, slot: Slot, array: np.ndarray) -> None:
+    def write(self, slot: Slot, buffers: Sequence[Any]) -> None:
         self._copy("write", slot)
-        slot.place[: array.nbytes] = array.reshape(-1).view(np.uint8)
-        self.log.append(("write", int(array.reshape(-1)[0])))
+        whole = np.concatenate([np.frombuffer(buffer, np.uint8) for buffer in buffers])
+        slot.place[: whole.nbytes] = whole
+        self.log.append(("write", _first_value(whole)))
 
     def read(self, slot: Slot, array: np.ndarray) -> None:
         self._copy("read", slot)
-        array.reshape(-1).view(np.uint8)[:] = slot.place[: array.nbytes]
-        self.log.append(("read", int(array.reshape(-1)[0])))
+        array[:] = slot.place[: array.nbytes]
+        self.log.append(("read", _first_value(array)))
 
     def trim(self) -> None:
         self._free.clear()
@@ -81,10 +82,14 @@ class FakeTier(Tier):
         return [value for done, value in self.log if done == what]
 
 
+def _first_value(whole: np.ndarray) -> int:
+    return int(whole[:4].view(np.float32)[0]) if whole.nbytes >= 4 else 0
+
+
 @contextmanager
 def engine_with(tier: Tier, **settings: Any) -> Iterator[SwapEngine]:
     """An engine of its own, stopped afterwards."""
-    engine = SwapEngine(SwapSettings(min_bytes=0, **settings), tier)
+    engine = SwapEngine(SwapSettings(**{"min_bytes": 0, "fuse_below": 0, **settings}), tier)
     try:
         yield engine
     finally:

@@ -8,7 +8,7 @@ from mindspore import nn
 
 from hyper_parallel import SwapManager, swap_wrapper
 from hyper_parallel.core.activation_memory import prefetch_layers
-from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
+from hyper_parallel.core.activation_memory.swap_in import Loads
 from tests.helpers import RECOMPUTE, SWAP, Layer, Stack, assert_same, gradients, numbers, on
 
 X = numbers(2, 4)
@@ -27,14 +27,14 @@ def every_tensor() -> Iterator[None]:
 def order(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """For every group that backward reaches: the indices of the groups to load, counted from the first."""
     found: list[list[int]] = []
-    read = SwapEngine._read_group
+    begin = Loads._begin
 
-    def reads(engine: Any, group: Any) -> None:
-        read(engine, group)
-        first = min((*engine._groups, group.index))
-        found.append(list(dict.fromkeys(entry.group.index - first for entry in engine._to_load)))
+    def begins(loads: Loads, reader: Any, group: Any) -> None:
+        begin(loads, reader, group)
+        first = min((*loads._groups, group.index))
+        found.append(list(dict.fromkeys(entry.group.index - first for entry in reader.to_load)))
 
-    monkeypatch.setattr(SwapEngine, "_read_group", reads)
+    monkeypatch.setattr(Loads, "_begin", begins)
     return found
 
 

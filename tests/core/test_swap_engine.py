@@ -52,7 +52,7 @@ def test_a_group_is_launched_when_the_next_region_begins() -> None:
         engine.region_begins()
         assert handles[0].entry.state is not SwapState.RESIDENT
         on_host(handles)
-        assert engine.counts["offloaded_bytes"] == SIZE
+        assert engine.ledger.counts["offloaded_bytes"] == SIZE
 
 
 def test_a_group_after_which_nothing_begins_leaves_after_a_grace() -> None:
@@ -61,13 +61,13 @@ def test_a_group_after_which_nothing_begins_leaves_after_a_grace() -> None:
 
 
 def test_backward_that_arrives_first_cancels_what_was_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyper_parallel.core.activation_memory.swap_engine._GRACE_SECONDS", 60)
+    monkeypatch.setattr("hyper_parallel.core.activation_memory.swap_out.GRACE_SECONDS", 60)
     tier = FakeTier()
     with engine_with(tier) as engine:
         handles = group_of(engine, tensor_of(1), tensor_of(2))
         assert [value_of(handle) for handle in handles] == [1, 2]
         engine.region_begins()
-        assert (engine.counts["offloaded_bytes"], engine.counts["cancelled_bytes"]) == (0, 2 * SIZE)
+        assert (engine.ledger.counts["offloaded_bytes"], engine.ledger.counts["cancelled_bytes"]) == (0, 2 * SIZE)
         assert tier.used == 0
     assert tier.log == []
 
@@ -80,7 +80,7 @@ def test_backward_cancels_copies_that_have_not_begun() -> None:
         engine.region_begins()
         wait_for(lambda: handles[0].entry.busy)
         assert [value_of(handle) for handle in reversed(handles)] == [3, 2, 1]
-        assert engine.counts["cancelled_bytes"] == 2 * SIZE
+        assert engine.ledger.counts["cancelled_bytes"] == 2 * SIZE
         tier.gate.set()
         on_host(handles[:1])
         assert tier.log == [("write", 1)]
@@ -94,7 +94,7 @@ def test_the_same_storage_is_sent_once_and_read_by_both() -> None:
         assert handles[0].entry is handles[1].entry
         on_host(handles)
         assert [value_of(handle) for handle in handles] == [5, 5]
-        assert (engine.counts["offloaded_bytes"], engine.counts["duplicate_bytes"]) == (SIZE, SIZE)
+        assert (engine.ledger.counts["offloaded_bytes"], engine.ledger.counts["duplicate_bytes"]) == (SIZE, SIZE)
 
 
 def test_the_same_storage_in_a_later_group_is_sent_once() -> None:
@@ -133,7 +133,7 @@ def test_a_parameter_is_never_moved() -> None:
         (kept,) = group_of(engine, parameter)
         assert not isinstance(kept, SwapHandle)
         assert value_of(kept) == 1
-        assert (engine.counts["parameter_bytes"], engine.tier.used) == (SIZE, 0)
+        assert (engine.ledger.counts["parameter_bytes"], engine.tier.used) == (SIZE, 0)
 
 
 def test_a_tensor_below_the_minimum_size_stays_and_one_of_that_size_goes() -> None:
@@ -142,7 +142,7 @@ def test_a_tensor_below_the_minimum_size_stays_and_one_of_that_size_goes() -> No
         small, exact = group_of(engine, tensor_of(1, 1023), tensor_of(2, 1024))
         assert not isinstance(small, SwapHandle)
         assert isinstance(exact, SwapHandle)
-        assert engine.counts["small_bytes"] == SIZE - 4
+        assert engine.ledger.counts["small_bytes"] == SIZE - 4
 
 
 def test_an_empty_tensor_stays() -> None:
@@ -197,7 +197,7 @@ def test_loads_run_ahead_backwards_through_the_group_and_those_before_it() -> No
         assert value_of(handles[-1]) == 31
         wait_for(lambda: len(tier.first_values("read")) == 6)
         assert tier.first_values("read") == [31, 30, 21, 20, 11, 10]
-        assert engine.counts["late_loads"] == 1
+        assert engine.ledger.counts["late_loads"] == 1
 
 
 def test_loads_run_ahead_only_as_far_as_the_window() -> None:
@@ -209,7 +209,7 @@ def test_loads_run_ahead_only_as_far_as_the_window() -> None:
         wait_for(lambda: len(tier.first_values("read")) == 3)
         time.sleep(0.02)
         assert tier.first_values("read") == [31, 30, 21]
-        assert engine.counts["resident_peak_bytes"] == 3 * SIZE
+        assert engine.ledger.peaks["resident"] == 3 * SIZE
 
 
 def test_a_read_tensor_that_dies_makes_room_in_the_window() -> None:
@@ -242,7 +242,7 @@ def test_a_load_that_backward_waits_for_overtakes_those_ahead() -> None:
         tier.gate.set()
         reader.join(10)
         assert got == [31, 10]
-        assert engine.counts["wait_seconds"] > 0
+        assert engine.ledger.counts["wait_seconds"] > 0
 
 
 def test_out_of_order_reads_give_the_right_tensors() -> None:

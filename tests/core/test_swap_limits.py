@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hyper_parallel.core.activation_memory.swap_group import SwapHandle
 from hyper_parallel.core.activation_memory.swap_tensor import SwapState
 from hyper_parallel.core.errors import HostMemoryError
 from tests.core.swap_fakes import (
@@ -28,15 +29,21 @@ def test_forward_waits_while_more_than_the_pending_limit_is_on_its_way() -> None
     tier = FakeTier()
     with engine_with(tier, pending=SIZE) as engine:
         tier.gate.clear()
-        kept = group_of(engine, tensor_of(1), tensor_of(2), tensor_of(3))
+        kept: list[SwapHandle] = []
         began = threading.Event()
-        forward = threading.Thread(target=lambda: (engine.region_begins(), began.set()))
+
+        def run() -> None:
+            kept.extend(group_of(engine, tensor_of(1), tensor_of(2), tensor_of(3)))
+            engine.region_begins()
+            began.set()
+
+        forward = threading.Thread(target=run)
         forward.start()
         assert not began.wait(0.1), "forward went on with three times the limit in flight"
         tier.gate.set()
         assert began.wait(10)
         forward.join()
-        assert engine.counts["wait_seconds"] > 0.05
+        assert engine.ledger.counts["wait_seconds"] > 0.05
         on_host(kept)
 
 
@@ -46,7 +53,7 @@ def test_forward_does_not_wait_below_the_pending_limit() -> None:
         tier.gate.clear()
         kept = group_of(engine, tensor_of(1), tensor_of(2), tensor_of(3))
         engine.region_begins()
-        assert engine.counts["wait_seconds"] == 0
+        assert engine.ledger.counts["wait_seconds"] == 0
         tier.gate.set()
         on_host(kept)
 
@@ -68,7 +75,7 @@ def test_with_keep_a_full_tier_keeps_the_rest_on_the_device() -> None:
     with engine_with(FakeTier(limit=SIZE), when_exhausted=("keep",)) as engine:
         handles = group_of(engine, tensor_of(1), tensor_of(2))
         assert [value_of(handle) for handle in handles] == [1, 2]
-        assert engine.counts["kept_bytes"] == SIZE
+        assert engine.ledger.counts["kept_bytes"] == SIZE
 
 
 def test_has_room_asks_for_what_the_region_sent_last_time() -> None:
@@ -95,7 +102,7 @@ def test_a_failed_write_raises_at_the_next_region_and_loses_no_value() -> None:
         tier.failure = OSError(5, "disk on fire")
         handles = group_of(engine, tensor_of(1))
         engine.region_begins()
-        wait_for(lambda: engine._failure is not None)
+        wait_for(lambda: engine._offloads.failure is not None)
         with pytest.raises(HostMemoryError, match=r"a copy to the fake tier failed: .*disk on fire") as caught:
             engine.region_begins()
         assert caught.value.__cause__ is tier.failure
@@ -110,7 +117,7 @@ def test_a_failed_write_raises_when_the_next_group_closes() -> None:
         tier.failure = OSError(5, "disk on fire")
         kept = group_of(engine, tensor_of(1))
         engine.region_begins()
-        wait_for(lambda: engine._failure is not None)
+        wait_for(lambda: engine._offloads.failure is not None)
         with pytest.raises(HostMemoryError, match="disk on fire"):
             group_of(engine, tensor_of(2))
         assert value_of(kept[0]) == 1
@@ -156,7 +163,8 @@ def test_a_handle_that_dies_frees_its_slot_whatever_state_it_is_in(state: str) -
         first = second = None
         wait_for(lambda: engine.live_bytes() == 0 and tier.used == 0)
     assert tier.broken_rules == []
-    assert engine.resident_bytes == engine.host_bytes == engine._loaded_bytes == engine._in_flight == 0
+    assert set(engine.ledger.now.values()) == {0}
+    assert engine._offloads.backlog == 0
 
 
 def test_a_handle_that_dies_while_it_is_loaded_frees_its_slot_when_the_copy_ends() -> None:
@@ -199,7 +207,7 @@ def test_a_handle_that_dies_while_its_bytes_are_read_frees_its_slot_when_the_cop
         assert (engine.live_bytes(), tier.used) == (0, SIZE)
         go_on.set()
         wait_for(lambda: tier.used == 0)
-        assert engine._loaded_bytes == 0
+        assert engine.live_bytes() == engine.ledger.now["window"] == 0
 
 
 def test_slots_are_reused_step_after_step() -> None:
@@ -221,7 +229,7 @@ def test_reset_begins_to_count_anew_and_keeps_what_is_live() -> None:
         handles = group_of(engine, tensor_of(1))
         on_host(handles)
         engine.reset()
-        assert engine.counts["offloaded_bytes"] == 0
-        assert engine.counts["host_peak_bytes"] == SIZE
+        assert engine.ledger.counts["offloaded_bytes"] == 0
+        assert engine.ledger.peaks["host"] == SIZE
         assert value_of(handles[0]) == 1
-        assert engine.counts["loaded_bytes"] == SIZE
+        assert engine.ledger.counts["loaded_bytes"] == SIZE

@@ -107,8 +107,8 @@ class Swapping(RuleBasedStateMachine):
         """Wait until nothing is written any more: a write that fails would raise elsewhere."""
         deadline = time.monotonic() + 10
         with self.engine._lock:
-            self.engine._launch_held()
-        while self.engine._in_flight or any(
+            self.engine._offloads._launch_all_held()
+        while self.engine._offloads.backlog or any(
             entry.busy for group in list(self.engine._groups.values()) for entry in group.entries
         ):
             assert time.monotonic() < deadline
@@ -126,9 +126,9 @@ class Swapping(RuleBasedStateMachine):
             time.sleep(0.001)
         self.engine.close()
         assert self.tier.broken_rules == []
-        assert (self.engine.resident_bytes, self.engine.host_bytes) == (0, 0)
-        assert (self.engine._loaded_bytes, self.engine._in_flight) == (0, 0)
-        assert not self.engine._by_key
+        assert (self.engine.ledger.now["resident"], self.engine.ledger.now["host"]) == (0, 0)
+        assert (self.engine.ledger.now["window"], self.engine._offloads.backlog) == (0, 0)
+        assert not self.engine._by_address
         assert not self.engine._groups
 
 

@@ -93,9 +93,7 @@ def test_a_folder_that_is_none_raises_now_and_names_it(manager: SwapManager, tmp
     if kind == "a file":
         folder.write_text("")
     before = manager.settings
-    with pytest.raises(
-        HostMemoryError, match=rf"can't be written: {folder}: not a folder; give another one with folder="
-    ):
+    with pytest.raises(HostMemoryError, match=rf"can't be used: {folder}: not a folder; give another one with folder="):
         manager.configure(folder=folder)
     assert manager.settings is before
 

@@ -3,11 +3,10 @@
 import itertools
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from hyper_parallel import SwapStateError
-from hyper_parallel.core.activation_memory.swap_tensor import LEGAL, SwapState, SwapTensor
+from hyper_parallel.core.activation_memory.swap_tensor import LEGAL, Piece, SwapState, SwapTensor
 
 S = SwapState
 ALLOWED = {
@@ -21,13 +20,16 @@ ALLOWED = {
     (S.LOADING, S.LOADED),
     (S.LOADING, S.ON_HOST),
     (S.LOADING, S.RELEASED),
+    (S.LOADED, S.ON_HOST),
     (S.LOADED, S.RELEASED),
 }
 PAIRS = list(itertools.product(S, S))
 
 
 def entry(state: SwapState = S.RESIDENT) -> SwapTensor:
-    made = SwapTensor(np.zeros((2, 3), np.float32), ("key",), SimpleNamespace(path="layers.4"))
+    made = SwapTensor(
+        [Piece(SimpleNamespace(nbytes=24), [])], SimpleNamespace(path="layers.4"), "shape (2, 3), dtype float32"
+    )
     made.state = state
     return made
 

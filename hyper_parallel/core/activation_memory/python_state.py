@@ -56,17 +56,17 @@ _FIXED = (type, types.ModuleType, types.BuiltinFunctionType, Primitive)
 
 
 @functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
+def names_in(code: types.CodeType) -> tuple[str, ...]:
     """Names that a function and those defined inside it may read from their module."""
     names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names.update(dict.fromkeys(_names_in(constant)))
+            names.update(dict.fromkeys(names_in(constant)))
     return tuple(names)
 
 
 @functools.lru_cache(maxsize=4096)
-def _methods_of(cls: type) -> tuple[types.FunctionType, ...]:
+def methods_of(cls: type) -> tuple[types.FunctionType, ...]:
     """What a user's cell class defines, below MindSpore's own classes."""
     found: dict[types.FunctionType, None] = {}
     for base in cls.__mro__:
@@ -229,7 +229,7 @@ class PythonState:
         names = ("training",) if _is_foreign(type(cell).__module__) else None
         self._hold(Namespace(cell.__dict__, what or type(cell).__name__, names))
         self._visit_classes(type(cell))
-        for method in _methods_of(cell.__class__):
+        for method in methods_of(cell.__class__):
             self._visit_function(method)
 
     def _visit_tree(self, what: str, cell: nn.Cell) -> None:
@@ -250,7 +250,7 @@ class PythonState:
                 self._seen.add(id(closed))
                 self._hold(Closed(closed, name), collections_too=False)
         module, names = function.__globals__, []
-        for name in _names_in(function.__code__):
+        for name in names_in(function.__code__):
             value = module.get(name, _ABSENT)
             if isinstance(value, types.FunctionType):
                 self._visit_function(value)

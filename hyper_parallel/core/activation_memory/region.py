@@ -47,12 +47,12 @@ def run(spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs
     if spec.policy.saves:
         return _saved(scope, spec, path, body, args, kwargs)
     manager = SwapManager()
-    manager.region_begins()
+    manager.region_begins(path)
     choice = manager.choose(spec, path)
     if choice.policy.saves:
         return _saved(scope, spec, path, body, args, kwargs)
     if choice.policy.swaps:
-        return _swapped(scope, spec, path, body, args, kwargs)
+        return _swapped(scope, spec, path, owner, body, args, kwargs)
     return _replayed(scope, choice, path, owner, body, args, kwargs)
 
 
@@ -77,12 +77,15 @@ def _saved(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwa
     return _once(scope, Scope(), path, body, args, kwargs, None, perhaps=not spec.save_output)
 
 
-def _swapped(scope: Any, spec: RegionSpec, path: str, body: Body, args: tuple, kwargs: dict) -> Any:
+def _swapped(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, args: tuple, kwargs: dict) -> Any:
     if isinstance(scope, SwapScope) and spec.tensor_policy is None:
         return body(*args, **kwargs)  # what it saves goes to host with the enclosing group
-    group = SwapManager().open_group(path, spec.tensor_policy)
+    group = SwapManager().open_group(path, spec.tensor_policy, owner)
+    group.passes((args, kwargs))
     with group:
-        return _once(scope, SwapScope(group), path, body, args, kwargs, group.add)
+        output = _once(scope, SwapScope(group), path, body, args, kwargs, group.add)
+        group.passes(output)
+        return output
 
 
 def _once(
@@ -115,7 +118,7 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
     may_be_written = spec.allow_cache_entry_mutation
     tape = scope.tape.nested(path, log, may_be_written) if scope.records else Tape(log, may_be_written)
     with contextlib.ExitStack() as groups:
-        host = HostSide(lambda: SwapManager().open_group(path, spec.tensor_policy), groups)
+        host = HostSide(lambda: SwapManager().open_group(path, spec.tensor_policy, owner), groups, (args, kwargs))
         policy = spec.operators.for_call() if spec.operators is not None else None
         operators = OperatorChoice(KeepsCollectives(policy) if spec.keep_collectives else policy, host.add)
         invocation = Invocation(owner, body, path, tape, contexts, operators)

@@ -88,6 +88,8 @@ class Scope:
     """Whether the code that runs now repeats an earlier forward."""
     records = False
     """Whether the code that runs now will be repeated."""
+    intercepts = False
+    """Whether it wants to see operators although it neither replays nor records."""
     written_parameters: Mapping[int, Parameter] = types.MappingProxyType({})
     """Parameters that the code in the scope has written."""
     _depth = 0
@@ -200,7 +202,7 @@ def entered(scope: Scope) -> Iterator[None]:
     _stack.scopes.append(scope)
     try:
         with saved_tensors_hooks(scope.offer, _unpack):
-            if scope.records or scope.replays:
+            if scope.records or scope.replays or scope.intercepts:
                 with _stack.interception:
                     yield
             else:

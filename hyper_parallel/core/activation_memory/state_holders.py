@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from hyper_parallel.core.activation_memory.trees import leaves, map_leaves
 from ms_ops.autograd import alias, requires_grad
 
-_CELLS_OWN = frozenset(vars(nn.Cell())) - {"training"}
+CELLS_OWN = frozenset(vars(nn.Cell())) - {"training"}
 """Attributes that every cell has: MindSpore's own business."""
 _ABSENT = object()
 _MOST_ITEMS_LOOKED_AT = 100
@@ -73,7 +73,7 @@ class Namespace(Holder):
 
     def read(self) -> dict[str, Any]:
         if self._names is None:
-            return {name: value for name, value in self.owner.items() if name not in _CELLS_OWN}
+            return {name: value for name, value in self.owner.items() if name not in CELLS_OWN}
         return {name: self.owner[name] for name in self._names if name in self.owner}
 
     def children(self) -> Any:

@@ -1,41 +1,25 @@
-"""`SwapEngine`: moves swapped tensors between the device and a tier, on a thread of its own.
+"""`SwapEngine`: moves swapped tensors between the device and a tier, on a thread of its own."""
 
-Note: [What has no computation after it never leaves]
-A closed group waits until the next region begins, or for a short grace, before its copies are launched. If backward
-arrives first, which is how a step's last region ends, they are never launched.
-
-Note: [Prefetch]
-Backward reads nodes in reverse, so that entries are loaded from the group that is being read, then from the groups
-before it, latest entry first, as long as the bytes loaded and not yet given up fit into the window.
-"""
-
-import dataclasses
 import threading
-import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from mindspore import Tensor
-
-from hyper_parallel.core.activation_memory import marks, prefetch_layers
+from hyper_parallel.core.activation_memory import marks
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
+from hyper_parallel.core.activation_memory.swap_in import Loads
+from hyper_parallel.core.activation_memory.swap_ledger import Ledger
+from hyper_parallel.core.activation_memory.swap_out import Offloads, fused
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
-from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTensor
-from hyper_parallel.core.errors import HostMemoryError
+from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, SwapTensor
+from hyper_parallel.core.errors import SwapStateError
 from ms_ops.copy_thread import CopyThread
-from ms_ops.host import Tier, TierFull
-from ms_ops.tensors import address_of, over, storage_of, view_of
+from ms_ops.host import Tier, slot_bytes
+from ms_ops.storage import Layout, Storage
+from ms_ops.tensors import storage_of
 
-_GRACE_SECONDS = 0.02
-_GROUPS_AHEAD = 2
-_COUNTERS = tuple(
-    field.name
-    for field in dataclasses.fields(SwapStats)
-    if field.name not in ("live_bytes", "host_live_bytes", "allocated_bytes")
-)
-_ON_DEVICE = (SwapState.RESIDENT, SwapState.OFFLOADING)
+_MOST_FUSED_BYTES = 4 * 2**20
 
 
 class SwapEngine:
@@ -44,225 +28,221 @@ class SwapEngine:
     def __init__(self, settings: SwapSettings, tier: Tier) -> None:
         self.settings = settings
         self.tier = tier
+        self.ledger = Ledger()
         self.dead: deque[SwapTensor] = deque()
-        """Entries whose handle died, once per handle; filled by finalizers."""
-        self.counts: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
-        self.resident_bytes = 0
-        self.host_bytes = 0
+        """Transfers whose handle died, once per handle; filled by finalizers."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread = CopyThread(self._lock)
-        self._held: list[SwapTensor] = []
-        self._in_flight = 0
-        self._by_key: dict[tuple, SwapTensor] = {}
         self._groups: dict[int, SwapGroup] = {}
         self._group_count = 0
+        self._by_address: dict[int, tuple[SwapTensor, Piece]] = {}
+        """What is on the device, by where its storage begins: the address may be used again afterwards."""
         self._last_bytes: dict[str, int] = {}
-        self._reading: SwapGroup | None = None
-        self._to_load: deque[SwapTensor] = deque()
-        self._loaded_bytes = 0
-        self._failure: BaseException | None = None
+        self._offloads = Offloads(settings, tier, self.ledger, self._changed, self._thread, self._leaves_device)
+        self._loads = Loads(settings, tier, self.ledger, self._changed, self._thread, self._offloads, self._groups)
 
     # ---- forward
 
-    def open_group(self, path: str, tensor_policy: Any = None, layers: tuple[int, ...] = ()) -> SwapGroup:
-        """A group for one call of the region `path`, inside these layers."""
+    def open_group(self, path: str, **about: Any) -> SwapGroup:
+        """A group for one call of the region `path`; the rest is as `SwapGroup` takes it."""
         with self._lock:
-            self._group_count += 1
-            return SwapGroup(self, path, self._group_count, tensor_policy, layers)
+            index = self._group_count = self._group_count + 1
+            if self.ledger.trace is not None:
+                self.ledger.trace.computes(f"forward {path}")
+        return SwapGroup(self, path, index, **about)
 
-    def count_exempt(self, tensor: Any, why: str) -> None:
-        """Count a tensor that is left alone."""
-        self.counts[f"{why}_bytes"] += tensor.nbytes
+    def count(self, path: str, name: str, amount: float) -> None:
+        """Add to a counter of the region `path`."""
+        with self._lock:
+            self.ledger.count(path, name, amount)
 
     def has_room(self, path: str) -> bool:
         """Whether the tier can take what the region `path` sent last time (or the largest region, if it is new)."""
         with self._lock:
             self._reap()
             needed = self._last_bytes.get(path) or max(self._last_bytes.values(), default=1)
-            return self.tier.used + needed <= self.tier.limit
+            return self.tier.used + self._offloads.deferred_slot_bytes + needed <= self.tier.limit
 
-    def region_begins(self) -> None:
-        """There is computation after the group that is held: launch it."""
-        # in flight, too: the grace may have launched what was held
-        if self._held or self._failure is not None or self._in_flight > self.settings.pending:
-            with self._lock:
-                self._raise_failure()
-                self._launch_held()
-                self._wait_until(lambda: self._in_flight <= self.settings.pending)
+    def region_begins(self, path: str = "") -> None:
+        """There is computation after what this thread's last group holds: launch it, and keep to the limit."""
+        if self._offloads.is_idle:
+            return
+        with self._lock:
+            self._reap()
+            self._offloads.raise_failure()
+            self._offloads.begin_region()
+            limit = self.settings.pending
+            self.ledger.wait(self._changed, lambda: self._offloads.backlog <= limit, path, "offload")
 
     def close_group(self, group: SwapGroup, handles: list[SwapHandle]) -> None:
         """Take over what the region saved. The only wait for operators: Note [One wait per group]."""
+        if not handles:
+            with self._lock:
+                self._count_left(group)
+            return
         # without the lock: the copy thread must go on while this waits
-        arrays = [view_of(handle.tensor) for handle in handles]
-        keys = [(address_of(array), array.shape, array.strides, array.dtype.str) for array in arrays]
-        marked, registered = marks.storages(group.left_alone), {storage_of(tensor) for tensor in group.registered}
-        group.left_alone.clear()
-        group.registered.clear()
-
-        def wants(tensor: Tensor) -> bool:
-            storage = storage_of(tensor) if marked or registered else 0
-            return storage not in marked and (storage in registered or group.wants(tensor))
-
-        # one question for each tensor, however often it was saved
-        wanted = {key: wants(handle.tensor) for key, handle in dict(zip(keys, handles, strict=True)).items()}
+        storages = [Storage.of(handle.tensor) for handle in handles]
+        left_alone = self._left_alone(group, handles, storages)
+        held = group.held_elsewhere()
         with self._lock:
             self._reap()
-            self._raise_failure()
-            self._launch_held()
-            for handle, array, key in zip(handles, arrays, keys, strict=True):
-                if not wanted[key]:
-                    self.counts["kept_bytes"] += array.nbytes
+            self._offloads.raise_failure()
+            self._offloads.end_region()
+            self._count_left(group)
+            taken: list[tuple[SwapHandle, Storage, Layout]] = []
+            new: dict[int, Piece] = {}
+            layouts: dict[int, Layout] = {}
+            for handle, storage in zip(handles, storages, strict=True):
+                tensor = handle.tensor
+                assert tensor is not None
+                if storage is None or (why := left_alone[storage.address]):
+                    why = "held_bytes" if storage is None else why
+                    self.ledger.count(group.path, why, tensor.nbytes)
                     continue
-                entry = self._entry_for(key, array, group)
-                if entry is None:
-                    continue
-                entry.handles += 1
-                handle.entry, handle.tensor = entry, None
-            if group.entries:
-                self._groups[group.index] = group
-                self._last_bytes[group.path] = sum(entry.nbytes for entry in group.entries)
-            self._held = list(group.entries)
-            if self._held:
-                self._thread.later(_GRACE_SECONDS, self._launch_held)
+                layout = storage.layout_of(tensor)
+                if storage.address in new or storage.address in self._by_address:
+                    self.ledger.count(group.path, "duplicate_bytes", tensor.nbytes)
+                else:
+                    new[storage.address] = Piece(storage, held.get(storage.address, []))
+                    layouts[storage.address] = layout
+                taken.append((handle, storage, layout))
+            if new:
+                self._add(group, new, layouts)
+            for handle, storage, layout in taken:
+                handle.entry, handle.piece = self._by_address[storage.address]
+                handle.entry.handles += 1
+                handle.layout, handle.tensor = layout, None
+            if not group.is_manual:
+                self._offloads.hold(group.entries)
 
-    def _entry_for(self, key: tuple, array: np.ndarray, group: SwapGroup) -> SwapTensor | None:
-        entry = self._by_key.get(key)
-        if entry is not None:
-            self.counts["duplicate_bytes"] += array.nbytes
-            return entry
-        entry = SwapTensor(array, key, group)
+    def _count_left(self, group: SwapGroup) -> None:
+        for name, nbytes in group.left.items():
+            self.ledger.count(group.path, name, nbytes)
+
+    @staticmethod
+    def _left_alone(group: SwapGroup, handles: list[SwapHandle], storages: list[Storage | None]) -> dict[int, str]:
+        """Why each storage is left alone, by its address; empty if it isn't. One question each, however often saved."""
+        marked, registered = marks.storages(group.left_alone), {storage_of(tensor) for tensor in group.registered}
+        found = {**dict.fromkeys(marked, "kept_bytes"), **group.owned_elsewhere()}
+        for handle, storage in zip(handles, storages, strict=True):
+            if storage is not None and storage.address not in found:
+                wants = storage.address in registered or group.wants(handle.tensor)
+                found[storage.address] = "" if wants else "kept_bytes"
+        return found
+
+    def _add(self, group: SwapGroup, new: dict[int, Piece], layouts: dict[int, Layout]) -> None:
+        """Make the transfers of what is new; all of them, or none."""
+        address_of = {id(piece): address for address, piece in new.items()}
+        small, transfers = [], []
+        for piece in new.values():
+            if piece.nbytes < self.settings.fuse_below and not piece.is_held_elsewhere:
+                small.append(piece)
+            else:
+                transfers.append([piece])
+        transfers += fused(small, max(_MOST_FUSED_BYTES, *(piece.nbytes for piece in small))) if small else []
+        made = []
         try:
-            entry.slot = self.tier.take(array.nbytes)
-        except TierFull as full:
-            if "keep" in self.settings.when_exhausted:
-                self.counts["kept_bytes"] += array.nbytes
-                return None
-            raise HostMemoryError(
-                f"{group.path}: no room on host for {entry}: {full.reason}; raise host_budget, give the file tier "
-                f"another folder, swap fewer cells, or allow a fallback with when_exhausted=['recompute', 'keep']"
-            ) from full
-        self._by_key[key] = entry
-        group.entries.append(entry)
-        group.live += 1
-        self._add_resident(entry.nbytes)
-        return entry
-
-    def _launch_held(self) -> None:
-        for entry in self._held:
-            if entry.state is SwapState.RESIDENT and entry.slot is not None:
-                entry.move(SwapState.OFFLOADING)
-                self._in_flight += entry.nbytes
-                self._thread.submit(entry, self._write)
-        self._held = []
-
-    def _write(self, entry: SwapTensor) -> None:
-        """On the copy thread, called with the lock held."""
-        if entry.state is not SwapState.OFFLOADING:
-            return
-        array, entry.busy = entry.array, True
-        self._lock.release()
-        error = None
-        try:
-            assert array is not None and entry.slot is not None
-            self.tier.write(entry.slot, array)
-        except BaseException as caught:  # raised to the user by the next call on a thread of theirs
-            error = caught
-        finally:
-            del array
-            self._lock.acquire()
-        entry.busy = False
-        self._in_flight -= entry.nbytes
-        if entry.state is SwapState.RELEASED:
-            self._free_slot(entry)
-        elif error is not None:
-            entry.move(SwapState.RESIDENT)  # nothing is lost: the bytes are still on the device
-            self._failure = error
-        else:
-            entry.move(SwapState.ON_HOST)
-            self.counts["offloaded_bytes"] += entry.nbytes
-            self._add_host(entry.nbytes)
-            self._drop_array(entry)
-        self._changed.notify_all()
+            for pieces in transfers:
+                first = layouts[address_of[id(pieces[0])]]
+                label = f"shape {first.shape}, dtype {str(first.dtype).lower()}"
+                if len(pieces) > 1:
+                    label = f"{len(pieces)} tensors that travel together, the first of {label}"
+                entry = SwapTensor(pieces, group, label)
+                made.append(entry)
+                if not entry.is_held_elsewhere:
+                    self._offloads.take_slot(entry)
+        except BaseException:
+            for entry in made:
+                self._offloads.free_slot(entry)
+            raise
+        group.entries += made
+        group.live += len(made)
+        self._groups[group.index] = group
+        self._last_bytes[group.path] = sum(slot_bytes(entry.span) for entry in made)
+        for entry in made:
+            self.ledger.move("resident", entry.nbytes)
+            for piece in entry.pieces:
+                self._by_address[address_of[id(piece)]] = entry, piece
 
     # ---- backward
 
-    def fetch(self, entry: SwapTensor) -> Any:
-        """The tensor that `entry` stands for, on the device."""
+    def fetch(self, handle: SwapHandle) -> Any:
+        """The bytes that a handle stands for: a `Storage` if they are still there, else an array that was loaded."""
+        entry, piece = handle.entry, handle.piece
         with self._lock:
             self._reap()
-            if entry.state is SwapState.OFFLOADING and not entry.busy and self._thread.cancel(entry):
-                entry.move(SwapState.RESIDENT)
-                self._in_flight -= entry.nbytes
-            if entry.state is SwapState.RESIDENT and entry.slot is not None and not entry.busy:
-                self.counts["cancelled_bytes"] += entry.nbytes
-                self._free_slot(entry)
-            if entry.group is not self._reading:
-                self._read_group(entry.group)
-            if entry.state is SwapState.ON_HOST:
-                self.counts["late_loads"] += 1
-                self._load(entry, urgent=True)
-            elif entry.state is SwapState.LOADING:
-                self._thread.hurry(entry)
-            self._prefetch()
-            self._wait_until(lambda: entry.state is not SwapState.LOADING)
-            if entry.array is None:
-                error = entry.error
-                raise HostMemoryError(f"{entry} can't be read back from the {self.tier.name} tier: {error}") from error
-            return over(entry.array)
+            if entry.state is SwapState.RELEASED:
+                raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
+            if entry.state in (SwapState.RESIDENT, SwapState.OFFLOADING):
+                self._stay(entry)
+                self._loads.enters(entry.group)
+                return piece.storage
+            buffer = self._loads.get(entry)
+            return buffer if len(entry.pieces) == 1 else buffer[piece.offset : piece.offset + piece.nbytes]
 
-    def _read_group(self, group: SwapGroup) -> None:
-        self._reading = group
-        self._held = [entry for entry in self._held if entry.group is not group]
-        earlier = [self._groups[index] for index in sorted(self._groups, reverse=True) if index < group.index]
-        first = prefetch_layers.first_of(group.layers)
-        if first:
-            earlier.sort(key=lambda other: first.isdisjoint(other.layers))  # stable: the rest stays in its order
-        self._to_load = deque(entry for g in (group, *earlier[:_GROUPS_AHEAD]) for entry in reversed(g.entries))
+    def _stay(self, entry: SwapTensor) -> None:
+        """Backward has come to it before it left."""
+        self._offloads.cancel(entry)
+        if entry.state is SwapState.RESIDENT and not entry.stays:
+            why = "held_bytes" if entry.begins_waited or entry.is_held_elsewhere else "cancelled_bytes"
+            self.ledger.count(entry.group.path, why, entry.nbytes)
+            self._offloads.free_slot(entry)
+            entry.stays = True
 
-    def _prefetch(self) -> None:
-        while self._to_load:
-            entry = self._to_load[0]
-            if entry.state is SwapState.ON_HOST:
-                if self._loaded_bytes and self._loaded_bytes + entry.nbytes > self.settings.window:
-                    return
-                self._load(entry, urgent=False)
-            self._to_load.popleft()
+    # ---- by hand
 
-    def _load(self, entry: SwapTensor, urgent: bool) -> None:
-        entry.move(SwapState.LOADING)
-        self._loaded_bytes += entry.nbytes
-        self._add_resident(entry.nbytes)
-        self._thread.submit(entry, self._read, urgent=urgent)
+    def _live_groups(self, name: str) -> list[SwapGroup]:
+        """The groups of this name whose tensors are swapped now.
 
-    def _read(self, entry: SwapTensor) -> None:
-        """On the copy thread, called with the lock held."""
-        if entry.state is not SwapState.LOADING:
-            return
-        entry.busy = True
-        self._lock.release()
-        error, array = None, None
-        try:
-            array = np.empty(entry.shape, entry.dtype)
-            assert entry.slot is not None
-            self.tier.read(entry.slot, array)
-        except BaseException as caught:
-            error, array = caught, None
-        finally:
-            self._lock.acquire()
-        entry.busy = False
-        if entry.state is SwapState.RELEASED:
-            self._free_slot(entry)
-        elif error is not None:
-            entry.error = error
-            entry.move(SwapState.ON_HOST)
-            self._loaded_bytes -= entry.nbytes
-            self.resident_bytes -= entry.nbytes
-        else:
-            entry.array = array
-            entry.move(SwapState.LOADED)
-            self.counts["loaded_bytes"] += entry.nbytes
-        self._changed.notify_all()
+        Raises:
+            SwapStateError: There is none.
+        """
+        found = [group for group in self._groups.values() if name in (group.name, group.path)]
+        if not found:
+            names = sorted({group.name or group.path for group in self._groups.values()})
+            raise SwapStateError(
+                f"no group {name!r} holds swapped tensors; there are {', '.join(map(repr, names)) or 'none'}. A group "
+                f"is there from the end of its region's forward until backward has read it"
+            )
+        return found
+
+    def by_hand(self, name: str, action: str) -> None:
+        """Launch or wait for the transfers of a group: `launch_offload`, `wait_offload`, `launch_load`, `wait_load`."""
+        needed, wrong = _BY_HAND[action]
+        with self._lock:
+            self._reap()
+            self._offloads.raise_failure()
+            entries = [
+                entry
+                for group in self._live_groups(name)
+                for entry in group.entries
+                if not entry.stays and not (entry.state is SwapState.RESIDENT and entry.is_held_elsewhere)
+            ]
+            for entry in entries:
+                if entry.state not in needed and entry.state is not SwapState.RELEASED:
+                    raise SwapStateError(f"{action}({name!r}): {entry} is {entry.state.value}, {wrong}")
+            if action == "launch_offload":
+                self._offloads.launch(entries)
+            elif action == "wait_offload":
+                self._wait(name, action, lambda: not any(entry.state is SwapState.OFFLOADING for entry in entries))
+                self._offloads.raise_failure()
+            elif action == "launch_load":
+                for entry in reversed(entries):
+                    self._loads.launch(entry)
+            else:
+                self._wait(name, action, lambda: not any(entry.state is SwapState.LOADING for entry in entries))
+                for entry in entries:
+                    self._loads.check(entry)
+
+    def _wait(self, name: str, action: str, condition: Callable[[], bool]) -> None:
+        self.ledger.wait(self._changed, condition, name, action)
+
+    def is_last(self, name: str) -> bool:
+        """Whether the newest group that holds swapped tensors has this name."""
+        with self._lock:
+            self._reap()
+            return any(group.index == max(self._groups) for group in self._live_groups(name))
 
     # ---- the end of an entry
 
@@ -271,79 +251,88 @@ class SwapEngine:
         while self.dead:
             entry = self.dead.popleft()
             entry.handles -= 1
-            if entry.handles == 0:
+            if entry.handles == 0 and entry.state is not SwapState.RELEASED:
                 self._release(entry)
+        self._loads.take_back()
 
     def _release(self, entry: SwapTensor) -> None:
+        self._offloads.cancel(entry)
         was = entry.state
-        if was is SwapState.OFFLOADING and not entry.busy and self._thread.cancel(entry):
-            self._in_flight -= entry.nbytes
-        entry.move(SwapState.RELEASED)
         if was in (SwapState.LOADING, SwapState.LOADED):
-            self._loaded_bytes -= entry.nbytes
-            self.resident_bytes -= entry.nbytes
-            entry.array = None
-        elif was in _ON_DEVICE:
-            self._drop_array(entry)
+            self._loads.cancel(entry)
+        elif was in (SwapState.RESIDENT, SwapState.OFFLOADING):
+            self._drop(entry)
         if was in (SwapState.ON_HOST, SwapState.LOADING, SwapState.LOADED):
-            self.host_bytes -= entry.nbytes
+            self.ledger.move("host", -entry.nbytes)
+        entry.move(SwapState.RELEASED)
         if not entry.busy:
-            self._free_slot(entry)
+            self._offloads.free_slot(entry)
         group = entry.group
         group.live -= 1
         if group.live == 0:
             self._groups.pop(group.index, None)
-            if self._reading is group:
-                self._reading = None
+            self._loads.forget(group)
 
-    def _drop_array(self, entry: SwapTensor) -> None:
-        self.resident_bytes -= entry.nbytes
-        entry.array = None
-        if entry.key is not None and self._by_key.get(entry.key) is entry:
-            del self._by_key[entry.key]  # the address may be used again from now on
+    def _leaves_device(self, entry: SwapTensor) -> None:
+        self._drop(entry)
 
-    def _free_slot(self, entry: SwapTensor) -> None:
-        if entry.slot is not None:
-            self.tier.give_back(entry.slot)
-            entry.slot = None
+    def _drop(self, entry: SwapTensor) -> None:
+        self.ledger.move("resident", -entry.nbytes)
+        for piece in entry.pieces:
+            if piece.storage is not None:
+                self._by_address.pop(piece.storage.address, None)
+            piece.storage = None
 
-    # ---- accounting
+    def abort(self) -> None:
+        """Give up everything that is swapped now."""
+        with self._lock:
+            self._reap()
+            self._offloads.failure = None
+            for group in list(self._groups.values()):
+                for entry in group.entries:
+                    if entry.state is not SwapState.RELEASED:
+                        entry.why_released = "abort_step() gave up the step that it belongs to"
+                        self._release(entry)
 
-    def _add_resident(self, nbytes: int) -> None:
-        self.resident_bytes += nbytes
-        self.counts["resident_peak_bytes"] = max(self.counts["resident_peak_bytes"], self.resident_bytes)
-
-    def _add_host(self, nbytes: int) -> None:
-        self.host_bytes += nbytes
-        self.counts["host_peak_bytes"] = max(self.counts["host_peak_bytes"], self.host_bytes)
-
-    def _wait_until(self, condition: Any) -> None:
-        if not condition():
-            begin = time.perf_counter()
-            self._changed.wait_for(condition)
-            self.counts["wait_seconds"] += time.perf_counter() - begin
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise HostMemoryError(f"a copy to the {self.tier.name} tier failed: {failure}") from failure
+    # ---- what is asked from outside
 
     def live_bytes(self) -> int:
         """Bytes held on the device, on host, or in flight."""
         with self._lock:
             self._reap()
-            return self.resident_bytes + self.host_bytes
+            return self.ledger.now["resident"] + self.ledger.now["host"]
+
+    def stats(self) -> SwapStats:
+        """Counters and peaks."""
+        with self._lock:
+            self._reap()
+            return self.ledger.stats(self.tier.allocated, self.tier.allocations)
 
     def reset(self) -> None:
         """Begin to count anew, and give back what the tier has free."""
         with self._lock:
             self._reap()
-            self.counts = dict.fromkeys(self.counts, 0)
-            self.counts["resident_peak_bytes"] = self.resident_bytes
-            self.counts["host_peak_bytes"] = self.host_bytes
+            self.ledger.reset()
+            self.tier.allocations = 0
             self.tier.trim()
 
     def close(self) -> None:
         """Stop the thread and give the tier's memory back."""
         self._thread.stop()
         self.tier.close()
+
+
+_HOST_STATES = {SwapState.ON_HOST, SwapState.LOADING, SwapState.LOADED}
+_BY_HAND: dict[str, tuple[set[SwapState], str]] = {
+    "launch_offload": ({SwapState.RESIDENT}, "so that its offload has been launched already"),
+    "wait_offload": (
+        {SwapState.OFFLOADING, *_HOST_STATES},
+        "so that there is nothing to wait for; call launch_offload first",
+    ),
+    "launch_load": ({SwapState.ON_HOST}, "and only what is on host can be loaded; wait_offload comes before"),
+    "wait_load": (
+        {SwapState.LOADING, SwapState.LOADED},
+        "so that there is nothing to wait for; call launch_load first",
+    ),
+}
+"""What each call needs, and what is wrong otherwise."""

@@ -6,7 +6,9 @@ for every dispatched operator. A group only collects while its region runs. When
 waits, the others are there.
 """
 
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -15,32 +17,49 @@ from typing import Any
 from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched
-from hyper_parallel.core.activation_memory.swap_tensor import SwapTensor
+from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched, unseen
+from hyper_parallel.core.activation_memory.surroundings import Surroundings
+from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapTensor
+from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import PolicyError
-from ms_ops.autograd import alias, is_parameter
-from ms_ops.tensors import address_of
+from ms_ops.autograd import alias, comes_from_a_parameter, is_parameter
+from ms_ops.catalogue import VIEWS
+from ms_ops.storage import Layout, Storage, tensor_over
+from ms_ops.tensors import storage_of
+
+_VIEWS_AND_CASTS = VIEWS | {"Cast"}
 
 
 class SwapHandle(Watched):
     """What holds one saved tensor's place; many may share one `SwapTensor`."""
 
-    __slots__ = ("engine", "entry", "tensor")
+    __slots__ = ("engine", "entry", "layout", "piece", "tensor")
+
+    entry: SwapTensor
+    piece: Piece
+    layout: Layout
+    tensor: Tensor | None
+    """The tensor itself, until its group has taken it over."""
 
     def __init__(self, engine: Any, tensor: Tensor) -> None:
         super().__init__()
         self.engine = engine
-        self.tensor: Tensor | None = tensor
-        self.entry: SwapTensor | None = None
+        self.tensor = tensor
 
     def get(self) -> Tensor:
         """The tensor, loaded if it has to be."""
         self.check()
-        if self.entry is None:
-            assert self.tensor is not None
+        if self.tensor is not None:
             return self.tensor  # kept, or its group is still open
-        return self.engine.fetch(self.entry)
+        found = self.engine.fetch(self)
+        if isinstance(found, Storage):
+            with unseen():
+                return found.tensor(self.layout)
+        if self.layout.strides is None:
+            return tensor_over(found, self.layout)
+        with unseen():
+            return tensor_over(found, self.layout)
 
     def wrote(self, written: Written) -> None:
         if written.rebinds and written.tensor is self.tensor:
@@ -51,43 +70,100 @@ class SwapHandle(Watched):
     def is_reached(self, written: Written) -> bool:
         if self.tensor is not None:
             return written.reaches(self.tensor)
-        array = self.entry.array_to_copy if self.entry is not None else None
-        return array is not None and written.reaches_storage(address_of(array))
+        storage = self.piece.storage
+        return storage is not None and written.reaches_storage(storage.address)
 
     def __del__(self) -> None:
         # runs on MindSpore's threads: appending to a deque is all that is safe here
-        if self.entry is not None:
+        if self.tensor is None:
             self.engine.dead.append(self.entry)
 
 
 class SwapGroup:
-    """The tensors of one call of one region."""
+    """The tensors of one call of one region.
+
+    Args:
+        engine: Moves them.
+        path: The region.
+        index: Tells the groups apart, in the order of their forwards.
+        tensor_policy: Asked for every tensor, see `RegionSpec`.
+        layers: The layers in which it runs, of those that `set_forward_prefetch_layer` has named.
+        name: By which the user moves it; empty: the engine does.
+        owner: The cell or function whose code runs.
+    """
 
     def __init__(
-        self, engine: Any, path: str, index: int, tensor_policy: Any = None, layers: tuple[int, ...] = ()
+        self,
+        engine: Any,
+        path: str,
+        index: int,
+        tensor_policy: Any = None,
+        layers: tuple[int, ...] = (),
+        name: str = "",
+        owner: Any = None,
     ) -> None:
         self.path = path
         self.index = index
         self.layers = layers
-        """The layers in which it runs, of those that `set_forward_prefetch_layer` has named."""
+        self.name = name
+        self.thread = threading.get_ident()
         self.entries: list[SwapTensor] = []
         self.live = 0
         self.left_alone: list[Tensor] = []
         """Aliases of tensors that were marked inside the region, see `keep_on_device`."""
         self.registered: list[Tensor] = []
         """Aliases of tensors that go to host whatever the tensor policy says, see `swap_tensor_wrapper`."""
+        self.left: Counter[str] = Counter()
+        """Bytes of what has been left alone so far."""
+        self.surroundings = Surroundings(owner)
+        self._cast_weights: list[Tensor] = []
+        self._passed: list[weakref.ref[Tensor]] = []
         self._engine = engine
         self._tensor_policy = tensor_policy
         self._handles: list[weakref.ref[SwapHandle]] = []
         self._min_bytes = engine.settings.min_bytes
 
+    @property
+    def is_manual(self) -> bool:
+        """Whether the user says when it is moved."""
+        return bool(self.name)
+
+    def passes(self, tree: Any) -> None:
+        """The region is called with these, or gives them: other code may hold them, too."""
+        self._passed += [weakref.ref(leaf) for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+    def casts(self, weight: Tensor) -> None:
+        """A weight was cast inside the region."""
+        self._cast_weights.append(weight)
+
+    def owned_elsewhere(self) -> dict[int, str]:
+        """Where storages that others own begin, and what a tensor in each of them counts as; waits for the queue."""
+        found = self.surroundings.storages()
+        found.update((storage_of(weight), "parameter_bytes") for weight in self._cast_weights)
+        self._cast_weights.clear()
+        return found
+
+    def held_elsewhere(self) -> dict[int, list[Callable[[], Any]]]:
+        """Where storages begin that other code may hold, with weak references to what it holds; waits for the queue."""
+        found: dict[int, list[Callable[[], Any]]] = {}
+        for holder in self._passed:
+            tensor = holder()
+            if tensor is not None:
+                found.setdefault(storage_of(tensor), []).append(holder)
+        self._passed.clear()
+        return found
+
     def add(self, tensor: Tensor) -> Any:
         """What stands for `tensor` from now on: a handle, or something that keeps it if it is exempt."""
+        nbytes = tensor.nbytes
         if is_parameter(tensor):
-            self._engine.count_exempt(tensor, "parameter")
+            self.left["parameter_bytes"] += nbytes
             return Kept(tensor)
-        if tensor.nbytes < self._min_bytes or not tensor.nbytes:
-            self._engine.count_exempt(tensor, "small")
+        if nbytes < self._min_bytes or not nbytes:
+            self.left["small_bytes"] += nbytes
+            return Kept(tensor)
+        if comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
+            self.left["parameter_bytes"] += nbytes
             return Kept(tensor)
         handle = SwapHandle(self._engine, tensor)
         self._handles.append(weakref.ref(handle))
@@ -114,11 +190,11 @@ class SwapGroup:
         handles = [handle for ref in self._handles if (handle := ref()) is not None]
         self._handles.clear()
         try:
-            if error is None and handles:
+            if error is None:
                 self._engine.close_group(self, handles)
         finally:
             for handle in handles:
-                if handle.entry is None and handle.tensor is not None:
+                if handle.tensor is not None:
                     handle.tensor = Kept(handle.tensor).get()  # Note: [Never hand a saved tensor back]
 
 
@@ -127,9 +203,16 @@ class SwapScope(Scope):
 
     def __init__(self, group: SwapGroup) -> None:
         self.group = group
+        self.intercepts = group.surroundings.casts_frozen_weights
 
     def pack(self, tensor: Tensor) -> Any:
         return self.group.add(tensor)
+
+    def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
+        result = run(*args)
+        if name == "Cast" and isinstance(args[0], Tensor) and is_parameter(args[0]):
+            self.group.casts(result)
+        return result
 
 
 class HostSide:
@@ -138,15 +221,23 @@ class HostSide:
     Args:
         open_group: Opens it.
         groups: Closes it when the region ends.
+        passed: What the region is called with.
     """
 
-    def __init__(self, open_group: Callable[[], SwapGroup], groups: ExitStack) -> None:
+    def __init__(self, open_group: Callable[[], SwapGroup], groups: ExitStack, passed: Any) -> None:
         self._open_group = open_group
         self._groups = groups
+        self._passed = passed
+        groups.callback(self._end)
         self._group: SwapGroup | None = None
 
     def add(self, tensor: Tensor) -> Any:
         """What stands for `tensor`; see `SwapGroup.add`."""
         if self._group is None:
             self._group = self._groups.enter_context(self._open_group())
+            self._group.passes(self._passed)
+            self._passed = None
         return self._group.add(tensor)
+
+    def _end(self) -> None:
+        self._passed = self._group = None  # a replay may hold this object for long

@@ -1,11 +1,13 @@
 """`SwapManager`: the one place through which a process swaps: settings, statistics, and what a region asks of them."""
 
 import atexit
+import errno
 import gc
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from mindspore import nn
@@ -18,9 +20,11 @@ from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
+from hyper_parallel.core.activation_memory.swap_trace import Trace
 from hyper_parallel.core.errors import HostMemoryError, PolicyError, SwapStateError
-from ms_ops.autograd import wait_for_operators
-from ms_ops.host import FileTier, HostTier, Tier
+from ms_ops.autograd import gradient_depth, wait_for_operators
+from ms_ops.file_tier import FileTier
+from ms_ops.host import HostTier, Tier
 from ms_ops.memory import container_bytes, ranks_on_this_host
 
 _BUDGET_SHARE = 0.5
@@ -50,6 +54,7 @@ class SwapManager:
     _explicit: dict[str, Any]
     _adopted: list[tuple[str, dict[str, Any]]]
     _engine: SwapEngine | None
+    _group_name: "_GroupName"
     settings: SwapSettings
 
     def __new__(cls) -> "SwapManager":
@@ -57,6 +62,7 @@ class SwapManager:
             if cls._instance is None:
                 self = super().__new__(cls)
                 self._explicit, self._adopted, self._engine = {}, [], None
+                self._group_name = _GroupName()
                 self.settings = SwapSettings()
                 cls._instance = self
             return cls._instance
@@ -69,7 +75,11 @@ class SwapManager:
         window: int | str | None = None,
         pending: int | str | None = None,
         min_bytes: int | str | None = None,
+        fuse_below: int | str | None = None,
         folder: "str | os.PathLike[str] | None" = None,
+        slab: int | str | None = None,
+        direct_io: bool | None = None,
+        verify: bool | None = None,
         when_exhausted: list[str] | tuple[str, ...] | None = None,
     ) -> None:
         """Choose how this process swaps; what isn't given keeps its default, without arguments all do.
@@ -81,7 +91,12 @@ class SwapManager:
             window: Bytes loaded ahead of backward. Default: ``"32MiB"``.
             pending: Bytes on their way to host before forward waits. Default: ``"32MiB"``.
             min_bytes: Smaller tensors stay on the device. Default: ``"1MiB"``.
+            fuse_below: Smaller tensors of one region travel together, where `min_bytes` lets them go. Default:
+                ``"1MiB"``.
             folder: Folder of the file tier. Default: the system's temporary folder.
+            slab: Bytes by which the file tier grows. Default: ``"64MiB"``.
+            direct_io: Let the file tier pass the system's page cache by. Default: False.
+            verify: Compare what comes back with what left, by a checksum. Default: False.
             when_exhausted: What to do when the budget is exhausted, in this order: ``"recompute"``, ``"keep"``.
                 Default: nothing, HostMemoryError.
 
@@ -107,7 +122,11 @@ class SwapManager:
             "window": window,
             "pending": pending,
             "min_bytes": min_bytes,
+            "fuse_below": fuse_below,
             "folder": folder,
+            "slab": slab,
+            "direct_io": direct_io,
+            "verify": verify,
             "when_exhausted": when_exhausted,
         }
         given = {key: value for key, value in given.items() if value is not None}
@@ -154,16 +173,9 @@ class SwapManager:
         if self._engine is None:
             return SwapStats()
         wait_for_operators()
-        live = self._engine.live_bytes()
-        if live:
+        if self._engine.live_bytes():
             gc.collect()  # an exception that was caught may hold the frames of a step
-            live = self._engine.live_bytes()
-        return SwapStats(
-            live_bytes=live,
-            host_live_bytes=self._engine.host_bytes,
-            allocated_bytes=self._engine.tier.allocated,
-            **self._engine.counts,  # type: ignore[arg-type]
-        )
+        return self._engine.stats()
 
     def reset(self) -> None:
         """Begin to count anew, and give host memory that is free back; settings stay.
@@ -213,6 +225,191 @@ class SwapManager:
             raise ValueError(f"set_forward_prefetch_layer takes two layers, but got one twice: {type(first).__name__}")
         prefetch_layers.pair(first, second)
 
+    # ---- by hand
+
+    def set_current_group_name(self, name: str | None) -> None:
+        """Move by hand what regions swap that begin on this thread from now on; None: let the engine do it again.
+
+        What they swap is the group `name`, for `launch_offload` and the other calls. It stays on the device until its
+        offload is launched. Backward finds it in any case: what is on host then is loaded on demand, and counted as
+        `late_loads`.
+
+        Args:
+            name: The name of the group, or None.
+
+        Raises:
+            TypeError: The name is no string.
+            ValueError: It is empty.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import SwapManager
+            >>> SwapManager().set_current_group_name("micro batch 0")
+            >>> SwapManager().get_current_group_name()
+            'micro batch 0'
+            >>> SwapManager().set_current_group_name(None)
+        """
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"the name of a group must be a string, or None, but got {name!r} of {type(name).__name__}")
+        if name == "":
+            raise ValueError("the name of a group must not be empty; None lets the engine move what is swapped")
+        self._group_name.value = name or ""
+
+    def get_current_group_name(self) -> str | None:
+        """The name that `set_current_group_name` gave on this thread, or None.
+
+        Supported Platforms:
+            ``CPU``
+        """
+        return self._group_name.value or None
+
+    def launch_offload(self, group_name: str) -> None:
+        """Send what a group holds to host; returns at once.
+
+        Args:
+            group_name: The name that was current when the region began, or the path of a region.
+
+        Raises:
+            SwapStateError: No such group holds swapped tensors, or its offload has been launched already.
+            HostMemoryError: The host is exhausted.
+
+        Supported Platforms:
+            ``CPU``
+        """
+        self.engine.by_hand(group_name, "launch_offload")
+
+    def wait_offload(self, group_name: str) -> None:
+        """Wait until what `launch_offload` sent is on host.
+
+        Args:
+            group_name: As for `launch_offload`.
+
+        Raises:
+            SwapStateError: No such group holds swapped tensors, or its offload was not launched.
+            HostMemoryError: A copy failed; the tensors are on the device.
+
+        Supported Platforms:
+            ``CPU``
+        """
+        self.engine.by_hand(group_name, "wait_offload")
+
+    def launch_load(self, group_name: str) -> None:
+        """Load what a group has on host, beyond the setting `window` if need be; returns at once.
+
+        Args:
+            group_name: As for `launch_offload`.
+
+        Raises:
+            SwapStateError: No such group holds swapped tensors, or they aren't on host (yet).
+
+        Supported Platforms:
+            ``CPU``
+        """
+        self.engine.by_hand(group_name, "launch_load")
+
+    def wait_load(self, group_name: str) -> None:
+        """Wait until what `launch_load` wanted is on the device.
+
+        Args:
+            group_name: As for `launch_offload`.
+
+        Raises:
+            SwapStateError: No such group holds swapped tensors, or their load was not launched.
+            HostMemoryError: A tensor can't be read.
+
+        Supported Platforms:
+            ``CPU``
+        """
+        self.engine.by_hand(group_name, "wait_load")
+
+    def is_last_group(self, group_name: str) -> bool:
+        """Whether this is the newest group that holds swapped tensors: the one that backward reads first.
+
+        Args:
+            group_name: As for `launch_offload`.
+
+        Raises:
+            SwapStateError: No such group holds swapped tensors.
+
+        Supported Platforms:
+            ``CPU``
+        """
+        return self.engine.is_last(group_name)
+
+    def abort_step(self) -> None:
+        """Give up everything that is swapped now, so that a step that failed can be tried again with nothing held.
+
+        A gradient that reads one of these tensors afterwards raises SwapStateError. After an exception there is
+        usually no need for it: what a failed step has swapped goes with its graph.
+
+        Raises:
+            SwapStateError: It is called inside of a gradient call, whose backward would need them.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import SwapManager
+            >>> SwapManager().abort_step()
+            >>> SwapManager().stats().live_bytes
+            0
+        """
+        if gradient_depth():
+            raise SwapStateError(
+                "abort_step() is called inside of a gradient call, whose backward needs what is swapped; call it when "
+                "that has returned or failed"
+            )
+        if self._engine is not None:
+            self._engine.abort()
+
+    def trace(self, file: "str | os.PathLike[str]") -> Trace:
+        """Record what is computed, copied and waited for, for Chrome's or Perfetto's viewer.
+
+        Computation is seen as Python sees it: from the begin of a region's forward, or of what backward reads of it, to
+        the next; operators run some time after they are dispatched.
+
+        Args:
+            file: Where `stop()`, or the end of the `with` block, writes it as JSON; `hyper-parallel report` makes a
+                page of it.
+
+        Returns:
+            The trace, a context manager with `stop()`.
+
+        Raises:
+            SwapStateError: Another trace is being recorded.
+            OSError: The folder of the file isn't there.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> import tempfile, pathlib
+            >>> from hyper_parallel import SwapManager
+            >>> file = pathlib.Path(tempfile.mkdtemp()) / "run.json"
+            >>> with SwapManager().trace(file):
+            ...     pass  # training steps
+            >>> file.exists()
+            True
+        """
+        target = Path(file)
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the folder of the trace isn't there", str(target.parent))
+        ledger = self.engine.ledger
+        if ledger.trace is not None:
+            raise SwapStateError(f"a trace is being recorded to {ledger.trace.file}; stop() it first")
+
+        def stop(trace: Trace) -> Any:
+            stats = self.stats()
+            ledger.trace = None
+            cells = {path: asdict(cell) for path, cell in stats.cells.items()}
+            return {**asdict(replace(stats, cells={})), "cells": cells}
+
+        about = {"settings": self.settings.model_dump(mode="json"), "limit": self.engine.tier.limit}
+        ledger.trace = Trace(target, about, stop)
+        return ledger.trace
+
     # ---- what regions ask
 
     @property
@@ -224,14 +421,20 @@ class SwapManager:
                     self._engine = SwapEngine(self.settings, _tier_of(self.settings))
         return self._engine
 
-    def region_begins(self) -> None:
+    def region_begins(self, path: str) -> None:
         """A region's forward begins: what was swapped before it has computation after it."""
         if self._engine is not None:
-            self._engine.region_begins()
+            self._engine.region_begins(path)
 
-    def open_group(self, path: str, tensor_policy: Any = None) -> SwapGroup:
-        """A group for one call of a region."""
-        return self.engine.open_group(path, tensor_policy, prefetch_layers.running())
+    def open_group(self, path: str, tensor_policy: Any = None, owner: Any = None) -> SwapGroup:
+        """A group for one call of a region, whose code is the cell's or function's `owner`."""
+        return self.engine.open_group(
+            path,
+            tensor_policy=tensor_policy,
+            layers=prefetch_layers.running(),
+            name=self._group_name.value,
+            owner=owner,
+        )
 
     def choose(self, spec: RegionSpec, path: str) -> RegionSpec:
         """What a region does now: as it was told, or down the ladder if the budget is exhausted."""
@@ -240,7 +443,7 @@ class SwapManager:
             return spec
         for step in ladder:
             if step == "recompute" and spec.policy.swaps:
-                self.engine.counts["recomputed_regions"] += 1
+                self.engine.count(path, "recomputed_regions", 1)
                 return replace(spec, policy=CheckpointPolicy.MUST_RECOMPUTE, tensor_policy=None)
             if step == "keep":
                 keep = CheckpointPolicy.MUST_SAVE if spec.policy.swaps else spec.policy
@@ -281,6 +484,10 @@ class SwapManager:
             self._engine.close()
 
 
+class _GroupName(threading.local):
+    value = ""
+
+
 def _validated(values: dict[str, Any], source: str) -> SwapSettings:
     try:
         return SwapSettings(**values)
@@ -297,10 +504,10 @@ def _tier_of(settings: SwapSettings) -> Tier:
     if settings.tier == "host":
         return HostTier(limit)
     try:
-        return FileTier(settings.folder, limit)
+        return FileTier(settings.folder, limit, int(settings.slab), settings.direct_io)
     except OSError as error:
         raise HostMemoryError(
-            f"the folder of the file tier can't be written: {settings.folder or 'the temporary folder'}: "
+            f"the folder of the file tier can't be used: {settings.folder or 'the temporary folder'}: "
             f"{error.strerror}; give another one with folder=, or use tier='host'"
         ) from error
 

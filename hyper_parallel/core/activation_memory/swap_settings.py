@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
 
 def _no_bare_guess(value: Any) -> Any:
@@ -26,12 +26,28 @@ class SwapSettings(BaseModel):
     host_budget: Bytes | None = None
     """Most bytes that may wait on host. None: half of the container's memory, divided by the ranks on this host."""
     window: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
-    """Bytes loaded ahead of backward. More hides more of the reading, and keeps more on the device."""
+    """Bytes loaded ahead of backward, and not given up yet. More hides more of the reading, and keeps more on the
+    device."""
     pending: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
     """Bytes on their way to host before forward waits. More overlaps more, and keeps more on the device."""
     min_bytes: Bytes = Field(default=ByteSize(2**20), ge=0)
     """Smaller tensors stay: they cost more time than they save memory."""
+    fuse_below: Bytes = Field(default=ByteSize(2**20), ge=0)
+    """Smaller tensors of one region travel together, as far as `min_bytes` lets them go at all. 0: each on its own."""
     folder: Path | None = None
     """Where the `file` tier keeps its files. None: the system's temporary folder."""
+    slab: Bytes = Field(default=ByteSize(64 * 2**20), gt=0)
+    """Bytes by which the `file` tier grows. More asks the disk less often, and may leave more of it unused."""
+    direct_io: bool = Field(default=False, strict=True)
+    """Let the `file` tier pass the system's page cache by. It takes no memory for the cache, which counts as the
+    container's, and waits for the disk instead."""
+    verify: bool = Field(default=False, strict=True)
+    """Compare a checksum of every tensor that comes back with that of what left; costs time on the copy thread."""
     when_exhausted: tuple[Literal["recompute", "keep"], ...] = ()
     """What a region does when the budget is exhausted, tried in this order. Empty: HostMemoryError."""
+
+    @model_validator(mode="after")
+    def _is_for_the_tier(self) -> "SwapSettings":
+        if self.direct_io and self.tier != "file":
+            raise ValueError(f"direct_io is for the file tier, but the tier is {self.tier!r}")
+        return self

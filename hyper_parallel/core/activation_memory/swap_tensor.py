@@ -1,22 +1,24 @@
-"""`SwapTensor`: one saved storage on its way to host and back, as a state machine.
+"""`SwapTensor`: what goes to host and back as one transfer, as a state machine.
 
            launch                 written
-RESIDENT ----------> OFFLOADING ----------> ON_HOST <---------+
-   ^                     |                     | want          | failed
-   +---------------------+                     v               |
-      cancelled, failed                     LOADING -----------+
-                                               | read
-every state ---> RELEASED                      v
-(nobody will read it any more)               LOADED
+RESIDENT ----------> OFFLOADING ----------> ON_HOST <---------+---------+
+   ^                     |                     | want         | failed  |
+   +---------------------+                     v              |         |
+      cancelled, failed                     LOADING ----------+         | evicted
+                                               | read                   |
+every state ---> RELEASED                      v                        |
+(nobody will read it any more)               LOADED --------------------+
 """
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from hyper_parallel.core.errors import SwapStateError
 from ms_ops.host import Slot
+from ms_ops.storage import Storage
 
 
 class SwapState(enum.Enum):
@@ -41,47 +43,83 @@ LEGAL = {
     SwapState.OFFLOADING: {SwapState.ON_HOST, SwapState.RESIDENT, SwapState.RELEASED},
     SwapState.ON_HOST: {SwapState.LOADING, SwapState.RELEASED},
     SwapState.LOADING: {SwapState.LOADED, SwapState.ON_HOST, SwapState.RELEASED},
-    SwapState.LOADED: {SwapState.RELEASED},
+    SwapState.LOADED: {SwapState.ON_HOST, SwapState.RELEASED},
     SwapState.RELEASED: set(),
 }
 """The one table of transitions."""
 
 
+class Piece:
+    """One storage in a transfer."""
+
+    __slots__ = ("holders", "nbytes", "offset", "storage")
+
+    def __init__(self, storage: Storage, holders: list[Callable[[], Any]]) -> None:
+        self.storage: Storage | None = storage
+        """The bytes on the device, while they are there."""
+        self.nbytes = storage.nbytes
+        self.offset = 0
+        """Where its bytes begin in the transfer."""
+        self.holders = holders
+        """Weak references to what other code holds of this storage."""
+
+    @property
+    def is_held_elsewhere(self) -> bool:
+        """Whether other code holds the storage, so that moving it would free nothing."""
+        return any(holder() is not None for holder in self.holders)
+
+
 class SwapTensor:
-    """One storage, however many saved tensors share it."""
+    """One storage, however many saved tensors lie in it; or several small ones that travel together."""
 
     __slots__ = (
-        "array",
+        "begins_waited",
+        "buffer",
         "busy",
-        "dtype",
+        "checksum",
         "error",
         "group",
         "handles",
-        "key",
+        "label",
         "nbytes",
-        "shape",
+        "pieces",
         "slot",
+        "span",
         "state",
+        "stays",
+        "was_read",
+        "why_released",
     )
 
-    def __init__(self, array: np.ndarray, key: tuple, group: Any) -> None:
-        self.array: np.ndarray | None = array
-        """The bytes on the device; no tensor, since a tensor may hold its history."""
-        self.key: tuple | None = key
-        """What tells this storage from another one while `array` holds it."""
-        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
+    def __init__(self, pieces: list[Piece], group: Any, label: str) -> None:
+        self.pieces = pieces
         self.group = group
+        self.label = label
+        self.nbytes = sum(piece.nbytes for piece in pieces)
+        self.span = pieces[-1].offset + pieces[-1].nbytes
+        """Bytes on host, with what lies between the pieces."""
         self.state = SwapState.RESIDENT
+        self.begins_waited = 0
+        """How many regions have begun while it could have left, but other code held it."""
+        self.stays = False
+        """On the device: backward has read it there already, or the host has no room."""
         self.slot: Slot | None = None
         self.handles = 0
+        self.buffer: np.ndarray | None = None
+        """The bytes, on the device again."""
+        self.was_read = False
+        """Backward has read it since it was loaded."""
         self.busy = False
         """A copy thread works on it: the slot stays taken until it is done."""
+        self.checksum: int | None = None
+        """Of what left, if it is to be compared with what comes back."""
         self.error: BaseException | None = None
+        self.why_released = "nobody held it any more"
 
     @property
-    def array_to_copy(self) -> np.ndarray | None:
-        """The bytes on the device that are, or are not yet, on their way to host."""
-        return self.array if self.state in (SwapState.RESIDENT, SwapState.OFFLOADING) else None
+    def is_held_elsewhere(self) -> bool:
+        """Whether other code holds its bytes, so that moving them would free nothing."""
+        return any(piece.is_held_elsewhere for piece in self.pieces)
 
     def move(self, to: SwapState) -> None:
         """Change the state.
@@ -95,4 +133,4 @@ class SwapTensor:
         self.state = to
 
     def __str__(self) -> str:
-        return f"a saved tensor of {self.group.path}, shape {self.shape}, dtype {self.dtype}, {self.nbytes} bytes"
+        return f"a saved tensor of {self.group.path}, {self.label}, {self.nbytes} bytes"

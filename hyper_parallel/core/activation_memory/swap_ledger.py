@@ -1,0 +1,78 @@
+"""`Ledger`: what the engine counts, how much lies where, and whom it tells."""
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from hyper_parallel.core.activation_memory.swap_stats import CellStats, SwapStats
+from hyper_parallel.core.activation_memory.swap_trace import Trace
+
+_COUNTERS = tuple(field.name for field in dataclasses.fields(CellStats))
+_PLACES = ("resident", "pending", "window", "host")
+
+
+class Ledger:
+    """Counters per region, and the bytes in every place with their peaks. Used under the engine's lock."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
+        self.now: dict[str, int] = dict.fromkeys(_PLACES, 0)
+        """Bytes of swapped tensors: on the device, on their way to host, loaded and not given up, on host."""
+        self.peaks: dict[str, int] = dict.fromkeys(_PLACES, 0)
+        self.trace: Trace | None = None
+        self._cells: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def count(self, path: str, name: str, amount: float) -> None:
+        """Add to a counter of the region `path`."""
+        self.counts[name] += amount
+        self._cells[path][name] += amount
+
+    def move(self, place: str, nbytes: int) -> None:
+        """So many bytes have come to a place, or have left it."""
+        now = self.now[place] = self.now[place] + nbytes
+        if now > self.peaks[place]:
+            self.peaks[place] = now
+        if self.trace is not None:
+            self.trace.levels(self.now)
+
+    def wait(self, changed: Any, condition: Callable[[], bool], path: str, why: str) -> None:
+        """Wait on a condition variable until `condition()` holds."""
+        if condition():
+            return
+        begin = time.perf_counter()
+        try:
+            changed.wait_for(condition)
+        finally:
+            self.waited(begin, path, why)
+
+    def waited(self, begin: float, path: str, why: str) -> None:
+        """A thread of the user's has waited since `begin`."""
+        end = time.perf_counter()
+        self.count(path, "wait_seconds", end - begin)
+        if self.trace is not None:
+            self.trace.span("wait", why, begin, end, cell=path)
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        self.counts = dict.fromkeys(self.counts, 0)
+        self.peaks = dict(self.now)
+        self._cells.clear()
+
+    def stats(self, allocated: int, allocations: int) -> SwapStats:
+        """All of it, for the user."""
+
+        def whole(counts: Any) -> dict[str, Any]:
+            return {name: value if name == "wait_seconds" else int(value) for name, value in counts.items()}
+
+        return SwapStats(
+            live_bytes=self.now["resident"] + self.now["host"],
+            host_live_bytes=self.now["host"],
+            **{f"{place}_peak_bytes": peak for place, peak in self.peaks.items()},
+            allocated_bytes=allocated,
+            host_allocations=allocations,
+            cells=MappingProxyType({path: CellStats(**whole(counts)) for path, counts in self._cells.items()}),
+            **whole(self.counts),
+        )

@@ -1,0 +1,258 @@
+"""`Offloads`: what is on its way to host.
+
+Note: [What has no computation after it never leaves]
+A closed group waits until the next region begins, or for a short grace, before its copies are launched. If backward
+arrives first, which is how a step's last region ends, they are never launched.
+
+Note: [What other code holds]
+Moving a tensor that other code holds frees nothing. Such a transfer waits until the last of them has let go, which is
+looked at whenever a region begins; if backward arrives first, it never leaves.
+"""
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hyper_parallel.core.activation_memory.swap_ledger import Ledger
+from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
+from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, SwapTensor
+from hyper_parallel.core.errors import HostMemoryError
+from ms_ops.copy_thread import CopyThread
+from ms_ops.host import Tier, TierFull, slot_bytes
+
+GRACE_SECONDS = 0.02
+
+
+class Offloads:
+    """Transfers from the moment when their group closes until they are on host. Used under the engine's lock.
+
+    Args:
+        settings: The limits.
+        tier: Where they go.
+        ledger: Counts.
+        changed: The engine's condition variable.
+        thread: The copy thread.
+        on_host: Called when a transfer has left the device.
+    """
+
+    def __init__(
+        self,
+        settings: SwapSettings,
+        tier: Tier,
+        ledger: Ledger,
+        changed: threading.Condition,
+        thread: CopyThread,
+        on_host: Callable[[SwapTensor], None],
+    ) -> None:
+        self.failure: BaseException | None = None
+        """Why a copy failed, until a thread of the user's has been told."""
+        self._settings, self._tier, self._ledger = settings, tier, ledger
+        self._changed, self._thread, self._on_host = changed, thread, on_host
+        self._held: dict[int, list[SwapTensor]] = {}
+        """What each thread's last group sends."""
+        self._elsewhere: list[SwapTensor] = []
+        """Held by other code."""
+        self._waiting: deque[SwapTensor] = deque()
+        """Launched, but above the limit `pending`."""
+        self._waiting_bytes = 0
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that are launched and not on host yet."""
+        return self._waiting_bytes + self._ledger.now["pending"]
+
+    @property
+    def deferred_slot_bytes(self) -> int:
+        """What will probably need room on host, as soon as other code has let go of it."""
+        return sum(slot_bytes(entry.span) for entry in self._elsewhere if entry.begins_waited < 2)  # else: for good
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a region may begin without asking."""
+        return (
+            not self._held and not self._elsewhere and self.failure is None and self.backlog <= self._settings.pending
+        )
+
+    def take_slot(self, entry: SwapTensor) -> bool:
+        """Find room on host; False if there is none, so that it stays on the device.
+
+        Raises:
+            HostMemoryError: There is none, and that is not allowed for.
+        """
+        try:
+            entry.slot = self._tier.take(entry.span)
+            return True
+        except TierFull as full:
+            entry.stays = True
+            if "keep" in self._settings.when_exhausted:
+                self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+                return False
+            raise HostMemoryError(
+                f"{entry.group.path}: no room on host for {entry}: {full.reason}; raise host_budget, give the file "
+                f"tier another folder, swap fewer cells, or allow a fallback with when_exhausted=['recompute', 'keep']"
+            ) from full
+
+    def hold(self, entries: list[SwapTensor]) -> None:
+        """A group has closed: launch these when something comes after them."""
+        if entries:
+            self._held[threading.get_ident()] = list(entries)
+            self._thread.later(GRACE_SECONDS, self._launch_all_held)
+
+    def begin_region(self) -> None:
+        """There is computation after the group that this thread holds."""
+        before, self._elsewhere = self._elsewhere, []
+        self.launch([*before, *self._held.pop(threading.get_ident(), ())])
+        for entry in self._elsewhere:
+            entry.begins_waited += 1
+
+    def end_region(self) -> None:
+        """A group closes: there was computation after the one that this thread holds."""
+        self.launch(self._held.pop(threading.get_ident(), ()))
+
+    def _launch_all_held(self) -> None:
+        """On the copy thread: nothing came after the groups for a while, so that they are no step's last ones."""
+        held, self._held = self._held, {}
+        try:
+            self.launch(entry for entries in held.values() for entry in entries)
+        except HostMemoryError as error:
+            self.failure = error
+
+    def launch(self, entries: Iterable[SwapTensor]) -> None:
+        """Send them, as far as the limit lets them go now."""
+        for entry in entries:
+            if entry.state is not SwapState.RESIDENT or entry.stays:
+                continue
+            if entry.is_held_elsewhere:
+                self._elsewhere.append(entry)
+            elif entry.slot is not None or self.take_slot(entry):
+                entry.move(SwapState.OFFLOADING)
+                self._waiting.append(entry)
+                self._waiting_bytes += entry.nbytes
+        self._submit()
+
+    def _submit(self) -> None:
+        while self._waiting:
+            entry = self._waiting[0]
+            pending = self._ledger.now["pending"]
+            if pending and pending + entry.nbytes > self._settings.pending:
+                return
+            self._waiting.popleft()
+            self._waiting_bytes -= entry.nbytes
+            self._ledger.move("pending", entry.nbytes)
+            self._thread.submit(entry, self._write)
+
+    def cancel(self, entry: SwapTensor) -> None:
+        """Backward needs it, or nobody does any more: it stays, unless it is being written already."""
+        if entry.state is SwapState.RESIDENT:
+            if entry in self._elsewhere:
+                self._elsewhere.remove(entry)
+            return
+        if entry.state is not SwapState.OFFLOADING or entry.busy:
+            return
+        if self._thread.cancel(entry):
+            self._ledger.move("pending", -entry.nbytes)
+        else:
+            self._waiting.remove(entry)
+            self._waiting_bytes -= entry.nbytes
+        entry.move(SwapState.RESIDENT)
+        self._submit()
+
+    def forget(self, group: Any) -> None:
+        """Backward reads this group: what was held of it stays."""
+        for thread, entries in self._held.items():
+            self._held[thread] = [entry for entry in entries if entry.group is not group]
+
+    def _write(self, entry: SwapTensor) -> None:
+        """On the copy thread, called with the lock held."""
+        if entry.state is not SwapState.OFFLOADING:
+            return
+        storages, entry.busy = [piece.storage for piece in entry.pieces], True  # held while they are copied
+        begin = time.perf_counter()
+        self._changed.release()
+        error = None
+        try:
+            assert entry.slot is not None
+            buffers = _buffers(entry.pieces)
+            if self._settings.verify:
+                entry.checksum = 0
+                for buffer in buffers:
+                    entry.checksum = zlib.crc32(buffer, entry.checksum)
+            self._tier.write(entry.slot, buffers)
+            del buffers
+        except BaseException as caught:  # raised to the user by the next call on a thread of theirs
+            error = caught
+        finally:
+            del storages
+            self._changed.acquire()
+        entry.busy = False
+        self._ledger.move("pending", -entry.nbytes)
+        if entry.state is SwapState.RELEASED:
+            self.free_slot(entry)
+        elif error is not None:
+            entry.move(SwapState.RESIDENT)  # nothing is lost: the bytes are still on the device
+            self.free_slot(entry)
+            self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+            if "keep" not in self._settings.when_exhausted or not isinstance(error, OSError):
+                self.failure = error
+        else:
+            entry.move(SwapState.ON_HOST)
+            self._ledger.count(entry.group.path, "offloaded_bytes", entry.nbytes)
+            self._ledger.move("host", entry.nbytes)
+            self._on_host(entry)
+        if self._ledger.trace is not None:
+            self._ledger.trace.span(
+                "offload", entry.label, begin, time.perf_counter(), bytes=entry.nbytes, cell=entry.group.path
+            )
+        self._submit()
+        self._changed.notify_all()
+
+    def free_slot(self, entry: SwapTensor) -> None:
+        """The tier may use its slot again."""
+        if entry.slot is not None:
+            self._tier.give_back(entry.slot)
+            entry.slot = None
+
+    def raise_failure(self) -> None:
+        """Tell a thread of the user's that a copy failed."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            if isinstance(failure, HostMemoryError):
+                raise failure
+            raise HostMemoryError(
+                f"a copy to the {self._tier.name} tier failed: {failure}; nothing is lost: the step may be tried again"
+            ) from failure
+
+
+_ALIGNMENT = 64
+_ZEROS = bytes(_ALIGNMENT)
+
+
+def fused(pieces: list[Piece], most: int) -> list[list[Piece]]:
+    """Small pieces in the transfers in which they travel, none larger than `most` bytes; sets their offsets."""
+    transfers: list[list[Piece]] = []
+    end = most
+    for piece in pieces:
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        if begin + piece.nbytes > most:
+            transfers.append([])
+            begin = 0
+        piece.offset = begin
+        transfers[-1].append(piece)
+        end = begin + piece.nbytes
+    return transfers
+
+
+def _buffers(pieces: list[Piece]) -> list[Any]:
+    """The bytes of a transfer, in order."""
+    found: list[Any] = []
+    end = 0
+    for piece in pieces:
+        if piece.offset > end:
+            found.append(memoryview(_ZEROS)[: piece.offset - end])
+        assert piece.storage is not None
+        found.append(piece.storage.buffer())
+        end = piece.offset + piece.nbytes
+    return found

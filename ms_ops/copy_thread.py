@@ -19,6 +19,7 @@ class CopyThread:
         self._wake = threading.Condition(lock)
         self._jobs: deque[tuple[Any, Callable[[Any], None]]] = deque()
         self._timer: tuple[float, Callable[[], None]] | None = None
+        self._call: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -29,6 +30,12 @@ class CopyThread:
         else:
             self._jobs.append((item, work))
         self._start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function()` when the present jobs are done; asked for again before that, it is called once."""
+        if self._call is None:
+            self._call = function
+            self._start()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call()` in so many seconds; replaces what was to be called before."""
@@ -56,7 +63,7 @@ class CopyThread:
         with self._wake:
             self._stopped = True
             self._jobs.clear()
-            self._timer = None
+            self._timer = self._call = None
             self._wake.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -77,6 +84,10 @@ class CopyThread:
                     item, work = self._jobs.popleft()
                     self._guarded(work, item)
                     del item, work
+                    continue
+                if self._call is not None:
+                    call, self._call = self._call, None
+                    self._guarded(call)
                     continue
                 if self._timer is None:
                     self._wake.wait()

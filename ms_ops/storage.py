@@ -4,7 +4,6 @@ Seen in MindSpore 2.9.0 and 2.10.0 on the CPU backend. A storage is named by whe
 afterwards the address may be used again.
 """
 
-import ctypes
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -12,9 +11,7 @@ import numpy as np
 from mindspore import Tensor
 
 from ms_ops.autograd import without_history
-
-# what is used here is MindSpore's own, before `ms_ops.writes` wraps it for everybody else
-_from_array, _set = Tensor.from_numpy, Tensor.set_
+from ms_ops.tensors import over, set_storage
 
 
 class Layout(NamedTuple):
@@ -55,27 +52,13 @@ class Storage:
             return Layout(tensor.shape, tensor.dtype)
         return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
 
-    def buffer(self) -> Any:
-        """The bytes, as something with the buffer protocol (zero-copy); doesn't hold the storage."""
-        return (ctypes.c_ubyte * self.nbytes).from_address(self.address)
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
-    def tensor(self, layout: Layout) -> Tensor:
-        """A tensor without history in this storage."""
-        strides = _contiguous(layout.shape) if layout.strides is None else layout.strides
-        return _set_to(self._storage, layout, strides)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
-def _set_to(source: Any, layout: Layout, strides: tuple[int, ...]) -> Tensor:
-    with without_history():
-        return _set(Tensor(np.zeros(1, array_type(layout.dtype))), source, layout.offset, layout.shape, strides)
+    def array(self) -> np.ndarray:
+        """The bytes as an array of uint8 (zero-copy), which holds the storage."""
+        return np.asarray(self)
 
 
 _array_types: dict[Any, np.dtype] = {}
@@ -90,13 +73,15 @@ def array_type(dtype: Any) -> np.dtype:
 
 
 def tensor_over(buffer: np.ndarray, layout: Layout) -> Tensor:
-    """A tensor over the bytes of a storage that came back (zero-copy); holds the buffer until its last reader has run.
+    """A tensor without history over the bytes of a storage (zero-copy), which it holds until its last reader has run.
 
     Args:
-        buffer: The bytes of the whole storage, an array of uint8.
+        buffer: The bytes of the whole storage, an array of uint8: as they came back, or `Storage.array()`.
         layout: How the tensor lies in it.
     """
     elements = buffer.view(array_type(layout.dtype))
     if layout.strides is None:
-        return _from_array(elements.reshape(layout.shape))
-    return _set_to(_from_array(elements), layout, layout.strides)
+        return over(elements.reshape(layout.shape))
+    with without_history():
+        one = Tensor(np.zeros(1, elements.dtype))
+        return set_storage(one, over(elements), layout.offset, layout.shape, layout.strides)

@@ -12,6 +12,8 @@ from ms_ops.autograd import without_history
 # what is used here is MindSpore's own, before `ms_ops.writes` wraps it for everybody else
 _set_data = Parameter.set_data
 _as_array, _from_array = Tensor.asnumpy, Tensor.from_numpy
+set_storage = Tensor.set_
+"""`set_storage(tensor, source, offset, shape, strides)`: let a tensor lie in the storage of `source`."""
 
 
 def view_of(tensor: Tensor) -> np.ndarray:

@@ -3,10 +3,12 @@
 import itertools
 from types import SimpleNamespace
 
+import mindspore as ms
 import pytest
 
 from hyper_parallel import SwapStateError
 from hyper_parallel.core.activation_memory.swap_tensor import LEGAL, Piece, SwapState, SwapTensor
+from ms_ops.storage import Layout
 
 S = SwapState
 ALLOWED = {
@@ -28,7 +30,7 @@ PAIRS = list(itertools.product(S, S))
 
 def entry(state: SwapState = S.RESIDENT) -> SwapTensor:
     made = SwapTensor(
-        [Piece(SimpleNamespace(nbytes=24), [])], SimpleNamespace(path="layers.4"), "shape (2, 3), dtype float32"
+        [Piece(SimpleNamespace(nbytes=24), [])], SimpleNamespace(path="layers.4"), Layout((2, 3), ms.float32)
     )
     made.state = state
     return made

@@ -195,7 +195,11 @@ def test_a_table_does_the_same_by_every_entry(entry: str, replayed: Counter[str]
     assert not any("MatMul" in name for name in replayed.keys() - read)
 
 
-@pytest.mark.parametrize("given", [["MatMul"], ("MatMul",), {"MatMul"}, [ops.matmul], [ops.MatMul]], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [["MatMul"], ("MatMul",), {"MatMul"}, [ops.matmul], [ops.MatMul]],
+    ids=["list", "tuple", "set", "function", "primitive"],
+)
 def test_a_list_names_what_is_kept(given: Any, replayed: Counter[str]) -> None:
     net = checkpoint_wrapper(made("transformer"), policy_fn=given)
     assert_same(trained(net, "transformer"), plain("transformer"))

@@ -25,6 +25,14 @@ watched: "dict[int, weakref.ref[Watched]]" = {}
 """Every live `Watched` that asked to hear of writes, by its id."""
 
 
+def why(written: Written) -> str:
+    """Why what holds the written tensor for backward can't be read any more."""
+    return (
+        f"a tensor that backward needs {written} was written by {written.how}{call_site()} before backward has read "
+        f"it; write into a copy"
+    )
+
+
 class Watched:
     """Holds a tensor that backward will read, and hears of writes into it.
 
@@ -46,10 +54,7 @@ class Watched:
     def wrote(self, written: Written) -> None:
         """A tensor is about to be written."""
         if not self.changed and self.is_reached(written):
-            self.changed = (
-                f"a tensor that backward needs {written} was written by {written.how}{call_site()} before backward has "
-                f"read it; write into a copy"
-            )
+            self.changed = why(written)
 
     def check(self) -> None:
         """Raise ReplayMismatchError if what is held was written."""

@@ -5,6 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from mindspore import Tensor
+
 from hyper_parallel.core.activation_memory import marks
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_in import Loads
@@ -40,7 +43,9 @@ class SwapEngine:
         """What is on the device, by where its storage begins: the address may be used again afterwards."""
         self._last_bytes: dict[str, int] = {}
         self._offloads = Offloads(settings, tier, self.ledger, self._changed, self._thread, self._leaves_device)
-        self._loads = Loads(settings, tier, self.ledger, self._changed, self._thread, self._offloads, self._groups)
+        self._loads = Loads(
+            settings, tier, self.ledger, self._changed, self._thread, self._offloads, self._groups, self._reap
+        )
 
     # ---- forward
 
@@ -133,7 +138,7 @@ class SwapEngine:
 
     def _add(self, group: SwapGroup, new: dict[int, Piece], layouts: dict[int, Layout]) -> None:
         """Make the transfers of what is new; all of them, or none."""
-        address_of = {id(piece): address for address, piece in new.items()}
+        addresses = {id(piece): address for address, piece in new.items()}
         small, transfers = [], []
         for piece in new.values():
             if piece.nbytes < self.settings.fuse_below and not piece.is_held_elsewhere:
@@ -144,11 +149,7 @@ class SwapEngine:
         made = []
         try:
             for pieces in transfers:
-                first = layouts[address_of[id(pieces[0])]]
-                label = f"shape {first.shape}, dtype {str(first.dtype).lower()}"
-                if len(pieces) > 1:
-                    label = f"{len(pieces)} tensors that travel together, the first of {label}"
-                entry = SwapTensor(pieces, group, label)
+                entry = SwapTensor(pieces, group, layouts[addresses[id(pieces[0])]])
                 made.append(entry)
                 if not entry.is_held_elsewhere:
                     self._offloads.take_slot(entry)
@@ -163,23 +164,30 @@ class SwapEngine:
         for entry in made:
             self.ledger.move("resident", entry.nbytes)
             for piece in entry.pieces:
-                self._by_address[address_of[id(piece)]] = entry, piece
+                self._by_address[addresses[id(piece)]] = entry, piece
 
     # ---- backward
 
-    def fetch(self, handle: SwapHandle) -> Any:
-        """The bytes that a handle stands for: a `Storage` if they are still there, else an array that was loaded."""
+    def fetch(self, handle: SwapHandle) -> "Tensor | np.ndarray":
+        """The tensor that a handle stands for, or the bytes of the storage in which it lies."""
         entry, piece = handle.entry, handle.piece
         with self._lock:
-            self._reap()
-            if entry.state is SwapState.RELEASED:
+            state = entry.state
+            if state is SwapState.RELEASED:
                 raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
-            if entry.state in (SwapState.RESIDENT, SwapState.OFFLOADING):
+            if state is SwapState.RESIDENT or state is SwapState.OFFLOADING:
                 self._stay(entry)
-                self._loads.enters(entry.group)
-                return piece.storage
-            buffer = self._loads.get(entry)
-            return buffer if len(entry.pieces) == 1 else buffer[piece.offset : piece.offset + piece.nbytes]
+                self._loads.enter(entry.group)
+                self._thread.call(self._loads.go_on)
+                entry.was_read = True
+                assert piece.storage is not None
+                return piece.storage.array()
+            self._loads.get(entry)
+            self._thread.call(self._loads.go_on)
+            if entry.tensor is not None and handle.layout == entry.first:
+                return entry.tensor
+            assert entry.buffer is not None
+            return entry.buffer if len(entry.pieces) == 1 else entry.buffer[piece.offset : piece.offset + piece.nbytes]
 
     def _stay(self, entry: SwapTensor) -> None:
         """Backward has come to it before it left."""
@@ -256,13 +264,13 @@ class SwapEngine:
         self._loads.take_back()
 
     def _release(self, entry: SwapTensor) -> None:
-        self._offloads.cancel(entry)
         was = entry.state
-        if was in (SwapState.LOADING, SwapState.LOADED):
-            self._loads.cancel(entry)
-        elif was in (SwapState.RESIDENT, SwapState.OFFLOADING):
+        if was is SwapState.RESIDENT or was is SwapState.OFFLOADING:
+            self._offloads.cancel(entry)
             self._drop(entry)
-        if was in (SwapState.ON_HOST, SwapState.LOADING, SwapState.LOADED):
+        else:
+            if was is not SwapState.ON_HOST:
+                self._loads.cancel(entry)
             self.ledger.move("host", -entry.nbytes)
         entry.move(SwapState.RELEASED)
         if not entry.busy:

@@ -17,24 +17,24 @@ from typing import Any
 from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched, unseen
+from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched, unseen, why
 from hyper_parallel.core.activation_memory.surroundings import Surroundings
 from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapTensor
 from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.activation_memory.written import Written
-from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.core.errors import PolicyError, ReplayMismatchError
 from ms_ops.autograd import alias, comes_from_a_parameter, is_parameter
 from ms_ops.catalogue import VIEWS
-from ms_ops.storage import Layout, Storage, tensor_over
+from ms_ops.storage import Layout, tensor_over
 from ms_ops.tensors import storage_of
 
 _VIEWS_AND_CASTS = VIEWS | {"Cast"}
 
 
-class SwapHandle(Watched):
+class SwapHandle:
     """What holds one saved tensor's place; many may share one `SwapTensor`."""
 
-    __slots__ = ("engine", "entry", "layout", "piece", "tensor")
+    __slots__ = ("__weakref__", "entry", "group", "layout", "piece", "tensor")
 
     entry: SwapTensor
     piece: Piece
@@ -42,45 +42,43 @@ class SwapHandle(Watched):
     tensor: Tensor | None
     """The tensor itself, until its group has taken it over."""
 
-    def __init__(self, engine: Any, tensor: Tensor) -> None:
-        super().__init__()
-        self.engine = engine
+    def __init__(self, group: "SwapGroup", tensor: Tensor) -> None:
+        self.group = group
         self.tensor = tensor
 
     def get(self) -> Tensor:
         """The tensor, loaded if it has to be."""
-        self.check()
+        group = self.group
+        if group.changed:
+            group.check_handle(self)
         if self.tensor is not None:
             return self.tensor  # kept, or its group is still open
-        found = self.engine.fetch(self)
-        if isinstance(found, Storage):
-            with unseen():
-                return found.tensor(self.layout)
+        found = group.engine.fetch(self)
+        if isinstance(found, Tensor):
+            return found
         if self.layout.strides is None:
             return tensor_over(found, self.layout)
         with unseen():
             return tensor_over(found, self.layout)
 
-    def wrote(self, written: Written) -> None:
+    def wrote(self, written: Written) -> bool:
+        """A tensor is about to be written; whether it is this one."""
+        if self.tensor is None:
+            storage = self.piece.storage
+            return storage is not None and written.reaches_storage(storage.address)
         if written.rebinds and written.tensor is self.tensor:
             self.tensor = alias(written.tensor, tracked=False)  # the object is about to be another tensor
-        else:
-            super().wrote(written)
-
-    def is_reached(self, written: Written) -> bool:
-        if self.tensor is not None:
-            return written.reaches(self.tensor)
-        storage = self.piece.storage
-        return storage is not None and written.reaches_storage(storage.address)
+            return False
+        return written.reaches(self.tensor)
 
     def __del__(self) -> None:
         # runs on MindSpore's threads: appending to a deque is all that is safe here
         if self.tensor is None:
-            self.engine.dead.append(self.entry)
+            self.group.engine.dead.append(self.entry)
 
 
-class SwapGroup:
-    """The tensors of one call of one region.
+class SwapGroup(Watched):
+    """The tensors of one call of one region. It hears of writes for all its handles.
 
     Args:
         engine: Moves them.
@@ -102,6 +100,8 @@ class SwapGroup:
         name: str = "",
         owner: Any = None,
     ) -> None:
+        super().__init__()
+        self.engine = engine
         self.path = path
         self.index = index
         self.layers = layers
@@ -118,9 +118,10 @@ class SwapGroup:
         self.surroundings = Surroundings(owner)
         self._cast_weights: list[Tensor] = []
         self._passed: list[weakref.ref[Tensor]] = []
-        self._engine = engine
         self._tensor_policy = tensor_policy
         self._handles: list[weakref.ref[SwapHandle]] = []
+        self._written: dict[int, str] = {}
+        """Why a handle can't be read any more, by its id: its tensor was written."""
         self._min_bytes = engine.settings.min_bytes
 
     @property
@@ -165,9 +166,20 @@ class SwapGroup:
         if comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
             self.left["parameter_bytes"] += nbytes
             return Kept(tensor)
-        handle = SwapHandle(self._engine, tensor)
+        handle = SwapHandle(self, tensor)
         self._handles.append(weakref.ref(handle))
         return handle
+
+    def wrote(self, written: Written) -> None:
+        for ref in self._handles:
+            handle = ref()
+            if handle is not None and handle.wrote(written) and id(handle) not in self._written:
+                self._written[id(handle)] = self.changed = why(written)
+
+    def check_handle(self, handle: SwapHandle) -> None:
+        """Raise ReplayMismatchError if what the handle stands for was written."""
+        if id(handle) in self._written:
+            raise ReplayMismatchError(self._written[id(handle)])
 
     def wants(self, tensor: Tensor) -> bool:
         """Ask the tensor policy, if there is one."""
@@ -188,10 +200,9 @@ class SwapGroup:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         handles = [handle for ref in self._handles if (handle := ref()) is not None]
-        self._handles.clear()
         try:
             if error is None:
-                self._engine.close_group(self, handles)
+                self.engine.close_group(self, handles)
         finally:
             for handle in handles:
                 if handle.tensor is not None:

@@ -14,6 +14,7 @@ import time
 import weakref
 import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from hyper_parallel.core.errors import HostMemoryError
 from ms_ops.autograd import wait_for_operators
 from ms_ops.copy_thread import CopyThread
 from ms_ops.host import Tier
+from ms_ops.storage import tensor_over
 
 _GROUPS_AHEAD = 2
 
@@ -50,6 +52,7 @@ class Loads:
         thread: The copy thread.
         offloads: The way out.
         groups: The live groups, by their index.
+        reap: Releases what nobody will read any more.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class Loads:
         thread: CopyThread,
         offloads: Offloads,
         groups: dict[int, Any],
+        reap: Callable[[], None],
     ) -> None:
         self._settings, self._tier, self._ledger = settings, tier, ledger
         self._changed, self._thread, self._offloads, self._groups = changed, thread, offloads, groups
+        self._reap = reap
         self._readers: dict[int, _Reader] = {}
         self._buffers: dict[int, tuple[weakref.ref, int, SwapTensor]] = {}
         self._given_up: deque[int] = deque()
@@ -74,14 +79,14 @@ class Loads:
 
     # ---- on the thread that reads
 
-    def get(self, entry: SwapTensor) -> np.ndarray:
-        """The bytes of a transfer that has left the device.
+    def get(self, entry: SwapTensor) -> None:
+        """See to it that a transfer which has left the device is there again.
 
         Raises:
             HostMemoryError: They can't be read, or aren't what left.
         """
         path = entry.group.path
-        self._enter(entry.group)
+        reader = self.enter(entry.group)
         entry.error = None
         while entry.buffer is None:  # a tensor that was loaded may be evicted before this thread goes on
             self.check(entry)
@@ -92,12 +97,10 @@ class Loads:
                     self._load(entry, urgent=True)
             else:
                 self._thread.hurry(entry)
-            self._prefetch()
+            self._prefetch(reader)
             self._ledger.wait(self._changed, lambda: entry.state is not SwapState.LOADING, path, f"load {entry.label}")
-        self._prefetch()
         entry.was_read = True
         self._loaded.pop(id(entry), None)
-        return entry.buffer
 
     def check(self, entry: SwapTensor) -> None:
         """Raise HostMemoryError if the last load failed."""
@@ -107,14 +110,12 @@ class Loads:
                 f"again"
             ) from entry.error
 
-    def enters(self, group: Any) -> None:
-        """Backward has come to this group, whether or not anything of it has left the device."""
-        reader = self._enter(group)
-        if reader.to_load:
-            self._prefetch()
-
-    def _enter(self, group: Any) -> _Reader:
-        reader = self._readers.setdefault(threading.get_ident(), _Reader())
+    def enter(self, group: Any) -> _Reader:
+        """Backward reads this group, whether or not anything of it has left the device."""
+        thread = threading.get_ident()
+        reader = self._readers.get(thread)
+        if reader is None:
+            reader = self._readers[thread] = _Reader()
         if reader.group is not group:
             self._begin(reader, group)
         return reader
@@ -135,12 +136,11 @@ class Loads:
         ahead = [group, *earlier[:_GROUPS_AHEAD]] if not group.is_manual else []
         reader.to_load = deque(entry for each in ahead for entry in reversed(each.entries))
 
-    def _prefetch(self) -> None:
-        to_load = self._readers[threading.get_ident()].to_load
+    def _prefetch(self, reader: _Reader) -> None:
+        to_load = reader.to_load
         while to_load:
             entry = to_load[0]
-            if entry.state is SwapState.ON_HOST:
-                self.take_back()
+            if entry.state is SwapState.ON_HOST and not entry.was_read:
                 loaded = self._ledger.now["window"]
                 if loaded and loaded + entry.nbytes > self._settings.window:
                     return
@@ -151,7 +151,7 @@ class Loads:
         """Keep to the window: give up what was loaded too early, then wait for the operators that read the rest."""
 
         def fits() -> bool:
-            self.take_back()
+            self._reap()
             loaded = self._ledger.now["window"]
             return not loaded or loaded + needed.nbytes <= self._settings.window
 
@@ -166,7 +166,7 @@ class Loads:
                 wait_for_operators()
             finally:
                 self._changed.acquire()
-            self.take_back()
+            self._reap()
             for key, (_, nbytes, entry) in list(self._buffers.items()):
                 if entry.state is SwapState.RELEASED:  # no operator reads it any more: it is the user's now
                     del self._buffers[key]
@@ -177,7 +177,7 @@ class Loads:
         if entry.state is SwapState.LOADED and not entry.was_read and entry.slot is not None:
             del self._loaded[id(entry)]
             entry.move(SwapState.ON_HOST)
-            entry.buffer = None
+            entry.buffer = entry.tensor = None
             self._ledger.move("resident", -entry.nbytes)
             self._ledger.count(entry.group.path, "evicted_bytes", entry.nbytes)
 
@@ -200,7 +200,7 @@ class Loads:
             self._ledger.move("window", -entry.nbytes)
         self._loaded.pop(id(entry), None)
         self._ledger.move("resident", -entry.nbytes)
-        entry.buffer = None
+        entry.buffer = entry.tensor = None
 
     def _read(self, entry: SwapTensor) -> None:
         """On the copy thread, called with the lock held."""
@@ -208,15 +208,17 @@ class Loads:
         entry.busy = True
         begin = time.perf_counter()
         self._changed.release()
-        error, buffer = None, None
+        error, buffer, tensor = None, None, None
         try:
             buffer = np.empty(entry.span, np.uint8)
             assert entry.slot is not None
             self._tier.read(entry.slot, buffer)
             if entry.checksum is not None and zlib.crc32(buffer.data) != entry.checksum:
                 raise OSError("its bytes aren't those that left")
+            if len(entry.pieces) == 1 and entry.first.strides is None:
+                tensor = tensor_over(buffer, entry.first)
         except BaseException as caught:
-            error, buffer = caught, None
+            error, buffer, tensor = caught, None, None
         finally:
             self._changed.acquire()
         entry.busy = False
@@ -230,7 +232,7 @@ class Loads:
             self._ledger.move("resident", -entry.nbytes)
         else:
             self._follow(buffer, entry)
-            entry.buffer, entry.was_read = buffer, False
+            entry.buffer, entry.tensor, entry.was_read = buffer, tensor, False
             self._loaded[id(entry)] = entry
             entry.move(SwapState.LOADED)
             self._ledger.count(entry.group.path, "loaded_bytes", entry.nbytes)
@@ -238,7 +240,14 @@ class Loads:
             self._ledger.trace.span(
                 "load", entry.label, begin, time.perf_counter(), bytes=entry.nbytes, cell=entry.group.path
             )
+        self.go_on()
         self._changed.notify_all()
+
+    def go_on(self) -> None:
+        """On the copy thread: take back what was given up, and load what comes next."""
+        self._reap()
+        for reader in list(self._readers.values()):
+            self._prefetch(reader)
 
     # ---- memory that is given up
 

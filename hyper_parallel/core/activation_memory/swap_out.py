@@ -169,23 +169,21 @@ class Offloads:
         """On the copy thread, called with the lock held."""
         if entry.state is not SwapState.OFFLOADING:
             return
-        storages, entry.busy = [piece.storage for piece in entry.pieces], True  # held while they are copied
+        buffers, entry.busy = _buffers(entry.pieces), True
         begin = time.perf_counter()
         self._changed.release()
         error = None
         try:
             assert entry.slot is not None
-            buffers = _buffers(entry.pieces)
             if self._settings.verify:
                 entry.checksum = 0
                 for buffer in buffers:
                     entry.checksum = zlib.crc32(buffer, entry.checksum)
             self._tier.write(entry.slot, buffers)
-            del buffers
         except BaseException as caught:  # raised to the user by the next call on a thread of theirs
             error = caught
         finally:
-            del storages
+            del buffers
             self._changed.acquire()
         entry.busy = False
         self._ledger.move("pending", -entry.nbytes)
@@ -246,13 +244,13 @@ def fused(pieces: list[Piece], most: int) -> list[list[Piece]]:
 
 
 def _buffers(pieces: list[Piece]) -> list[Any]:
-    """The bytes of a transfer, in order."""
+    """The bytes of a transfer, in order; they hold the storages."""
     found: list[Any] = []
     end = 0
     for piece in pieces:
         if piece.offset > end:
             found.append(memoryview(_ZEROS)[: piece.offset - end])
         assert piece.storage is not None
-        found.append(piece.storage.buffer())
+        found.append(piece.storage.array().data)
         end = piece.offset + piece.nbytes
     return found

@@ -15,14 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from mindspore import Tensor
 
 from hyper_parallel.core.errors import SwapStateError
 from ms_ops.host import Slot
-from ms_ops.storage import Storage
+from ms_ops.storage import Layout, Storage
 
 
 class SwapState(enum.Enum):
     """Where a swapped tensor is."""
+
+    legal: "tuple[SwapState, ...]"
+    """What may follow."""
 
     RESIDENT = "resident"
     """On the device only."""
@@ -48,6 +52,9 @@ LEGAL = {
 }
 """The one table of transitions."""
 
+for _state, _next in LEGAL.items():
+    _state.legal = tuple(_next)  # members of an enum are slow to look up by their hash
+
 
 class Piece:
     """One storage in a transfer."""
@@ -66,36 +73,40 @@ class Piece:
     @property
     def is_held_elsewhere(self) -> bool:
         """Whether other code holds the storage, so that moving it would free nothing."""
-        return any(holder() is not None for holder in self.holders)
+        return bool(self.holders) and any(holder() is not None for holder in self.holders)
 
 
 class SwapTensor:
     """One storage, however many saved tensors lie in it; or several small ones that travel together."""
 
     __slots__ = (
+        "_holders",
         "begins_waited",
         "buffer",
         "busy",
         "checksum",
         "error",
+        "first",
         "group",
         "handles",
-        "label",
         "nbytes",
         "pieces",
         "slot",
         "span",
         "state",
         "stays",
+        "tensor",
         "was_read",
         "why_released",
     )
 
-    def __init__(self, pieces: list[Piece], group: Any, label: str) -> None:
+    def __init__(self, pieces: list[Piece], group: Any, layout: Layout) -> None:
         self.pieces = pieces
         self.group = group
-        self.label = label
-        self.nbytes = sum(piece.nbytes for piece in pieces)
+        self.first = layout
+        """Of the tensor for which its first storage was taken over."""
+        self.nbytes = pieces[0].nbytes if len(pieces) == 1 else sum(piece.nbytes for piece in pieces)
+        self._holders = [holder for piece in pieces for holder in piece.holders]
         self.span = pieces[-1].offset + pieces[-1].nbytes
         """Bytes on host, with what lies between the pieces."""
         self.state = SwapState.RESIDENT
@@ -107,8 +118,10 @@ class SwapTensor:
         self.handles = 0
         self.buffer: np.ndarray | None = None
         """The bytes, on the device again."""
+        self.tensor: Tensor | None = None
+        """The tensor over them, if it is all of the transfer."""
         self.was_read = False
-        """Backward has read it since it was loaded."""
+        """Backward has read it, since it was loaded if it was."""
         self.busy = False
         """A copy thread works on it: the slot stays taken until it is done."""
         self.checksum: int | None = None
@@ -117,9 +130,16 @@ class SwapTensor:
         self.why_released = "nobody held it any more"
 
     @property
+    def label(self) -> str:
+        """What it is, for messages."""
+        first = f"shape {self.first.shape}, dtype {str(self.first.dtype).lower()}"
+        count = len(self.pieces)
+        return first if count == 1 else f"{count} tensors that travel together, the first of {first}"
+
+    @property
     def is_held_elsewhere(self) -> bool:
         """Whether other code holds its bytes, so that moving them would free nothing."""
-        return any(piece.is_held_elsewhere for piece in self.pieces)
+        return bool(self._holders) and any(holder() is not None for holder in self._holders)
 
     def move(self, to: SwapState) -> None:
         """Change the state.
@@ -127,8 +147,8 @@ class SwapTensor:
         Raises:
             SwapStateError: The table has no such transition.
         """
-        if to not in LEGAL[self.state]:
-            legal = ", ".join(sorted(state.value for state in LEGAL[self.state])) or "nothing"
+        if to not in self.state.legal:
+            legal = ", ".join(sorted(state.value for state in self.state.legal)) or "nothing"
             raise SwapStateError(f"{self}: {self.state.value} can't become {to.value}; legal from here: {legal}")
         self.state = to
 

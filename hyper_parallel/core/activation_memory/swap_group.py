@@ -43,9 +43,9 @@ class SwapHandle(Watched):
     """The tensor itself, until its group has taken it over."""
 
     def __init__(self, engine: Any, tensor: Tensor) -> None:
-        super().__init__()
+        self.tensor = tensor  # first, since `__del__` asks for it however early this ends
         self.engine = engine
-        self.tensor = tensor
+        super().__init__()
 
     def get(self) -> Tensor:
         """The tensor, loaded if it has to be."""

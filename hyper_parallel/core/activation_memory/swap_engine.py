@@ -108,7 +108,7 @@ class SwapEngine:
             return
         with self._lock:
             self._reap()
-            self._offloads.raise_failure()
+            self._offloads.raise_failure(self._group_count)
             self._offloads.begin_region()
             limit = self.settings.pending
             self.ledger.wait(self._changed, lambda: self._offloads.backlog <= limit, path, "offload")
@@ -134,7 +134,7 @@ class SwapEngine:
     ) -> None:
         with self._lock:
             self._reap()
-            self._offloads.raise_failure()
+            self._offloads.raise_failure(self._group_count)
             self._offloads.end_region()
             self._count_left(group)
             taken: list[tuple[SwapHandle, Storage, Layout]] = []
@@ -263,7 +263,7 @@ class SwapEngine:
         needed, wrong = _BY_HAND[action]
         with self._lock:
             self._reap()
-            self._offloads.raise_failure()
+            self._offloads.raise_failure(self._group_count)
             entries = [
                 entry
                 for group in self._live_groups(name)
@@ -277,7 +277,7 @@ class SwapEngine:
                 self._offloads.launch(entries)
             elif action == "wait_offload":
                 self._wait(name, action, lambda: not any(entry.state is SwapState.OFFLOADING for entry in entries))
-                self._offloads.raise_failure()
+                self._offloads.raise_failure(self._group_count)
             elif action == "launch_load":
                 for entry in reversed(entries):
                     self._loads.launch(entry)
@@ -337,13 +337,14 @@ class SwapEngine:
 
     @_all_or_broken
     def abort(self) -> None:
-        """Give up everything that is swapped now."""
+        """Give up everything that this thread has swapped, or one that has ended."""
         with self._lock:
             self._reap()
-            self._offloads.failure = None
+            self._offloads.forget_failure(self._group_count)
+            others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
             for group in list(self._groups.values()):
                 for entry in group.entries:
-                    if entry.state is not SwapState.RELEASED:
+                    if entry.state is not SwapState.RELEASED and group.thread not in others:
                         entry.why_released = "abort_step() gave up the step that it belongs to"
                         self._release(entry)
 

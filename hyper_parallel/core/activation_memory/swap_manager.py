@@ -339,8 +339,9 @@ class SwapManager:
         return self.engine.is_last(group_name)
 
     def abort_step(self) -> None:
-        """Give up everything that is swapped now, so that a step that failed can be tried again with nothing held.
+        """Give up what this thread has swapped, so that a step that failed can be tried again with nothing held.
 
+        What threads have swapped that have ended goes, too; those that train other nets now keep theirs.
         A gradient that reads one of these tensors afterwards raises SwapStateError. After an exception there is
         usually no need for it: what a failed step has swapped goes with its graph.
 

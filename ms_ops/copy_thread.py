@@ -13,9 +13,14 @@ class CopyThread:
 
     `work` is called with the owner's lock held, and releases it around the copy itself. The thread begins with the
     first item, is a daemon, and ends with `stop()`; every method but `stop` is called with the lock held.
+
+    Args:
+        lock: The owner's.
+        failed: Called, with the lock held, with what a job has raised: a bug, which is reported as any thread would.
     """
 
-    def __init__(self, lock: Any) -> None:
+    def __init__(self, lock: Any, failed: Callable[[BaseException], None] = lambda error: None) -> None:
+        self._failed = failed
         self._wake = threading.Condition(lock)
         self._jobs: deque[tuple[Any, Callable[[Any], None]]] = deque()
         self._timer: tuple[float, Callable[[], None]] | None = None
@@ -101,5 +106,6 @@ class CopyThread:
     def _guarded(self, work: Callable[..., None], *item: Any) -> None:
         try:
             work(*item)
-        except Exception:  # a bug: report it as any thread would, but let those who wait have their turn
+        except BaseException as error:  # the thread goes on: others wait for it
+            self._failed(error)
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))

@@ -50,8 +50,9 @@ class FileTier(Tier):
         os.close(self._open_unnamed())  # a folder that can't be written shows now, not in mid-step
 
     def _open_unnamed(self) -> int:
-        fd, name = tempfile.mkstemp(prefix="hyper_parallel_", dir=self.folder)  # mode 0600
-        os.unlink(name)
+        # mode 0600; without a name from the beginning where the file system can do that (O_TMPFILE)
+        with tempfile.TemporaryFile(prefix="hyper_parallel_", dir=self.folder, buffering=0) as file:
+            fd = os.dup(file.fileno())
         if self._bounce is not None:
             try:
                 fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
@@ -85,9 +86,10 @@ class FileTier(Tier):
                 os.close(fd)
                 raise
         except OSError as error:
+            why = "has no room for" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "takes no file of"
             raise TierFull(
-                f"the disk under {self.folder} has no room for another {nbytes} bytes ({error.strerror}); "
-                f"{self.allocated} bytes are allocated there"
+                f"the disk under {self.folder} {why} another {nbytes} bytes ({error.strerror}); {self.allocated} bytes "
+                f"are allocated there"
             ) from error
         self._slabs.append(fd)
         self.allocated += nbytes

@@ -113,9 +113,13 @@ class HostTier(Tier):
 
     def _grow(self, size: int) -> Slot:
         self._check_limit(size)
+        try:
+            buffer = np.empty(size, np.uint8)
+        except MemoryError as error:
+            raise TierFull(f"there is no RAM for another {size} bytes; {self.allocated} bytes are allocated") from error
         self.allocated += size
         self.allocations += 1
-        return Slot(size, np.empty(size, np.uint8))
+        return Slot(size, buffer)
 
     def write(self, slot: Slot, buffers: Sequence[Any]) -> None:
         end = 0

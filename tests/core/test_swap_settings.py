@@ -104,7 +104,7 @@ def test_a_folder_whose_disk_refuses_files_raises_now(
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     with pytest.raises(HostMemoryError, match=r"Permission denied.*or use tier='host'"):
         manager.configure(folder=tmp_path)
 

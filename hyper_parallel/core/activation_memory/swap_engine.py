@@ -1,9 +1,16 @@
-"""`SwapEngine`: moves swapped tensors between the device and a tier, on a thread of its own."""
+"""`SwapEngine`: moves swapped tensors between the device and a tier, on a thread of its own.
 
+Note: [An engine that can't be relied on]
+A KeyboardInterrupt may come between any two steps of the bookkeeping, and leave it half done; so may a bug in a job of
+the copy thread. Such an engine is broken: whatever asks it for something raises SwapStateError, nobody waits for it,
+and the manager replaces it. Only what the failed step has swapped is lost with it.
+"""
+
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from mindspore import Tensor
@@ -16,7 +23,7 @@ from hyper_parallel.core.activation_memory.swap_out import Offloads, fused
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
 from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, SwapTensor
-from hyper_parallel.core.errors import SwapStateError
+from hyper_parallel.core.errors import ActivationMemoryError, SwapStateError
 from ms_ops.copy_thread import CopyThread
 from ms_ops.host import Tier, slot_bytes
 from ms_ops.storage import Layout, Storage
@@ -24,19 +31,46 @@ from ms_ops.tensors import storage_of
 
 _MOST_FUSED_BYTES = 4 * 2**20
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _all_or_broken(method: _Method) -> _Method:
+    """Break the engine if something that nobody expects ends this method of it early."""
+
+    @functools.wraps(method)
+    def run(self: "SwapEngine", *args: Any, **kwargs: Any) -> Any:
+        try:
+            self.ledger.check()
+            return method(self, *args, **kwargs)
+        except ActivationMemoryError:
+            raise
+        except BaseException as error:
+            if error is not self.ledger.interrupted:
+                self.breaks(error)
+            self.ledger.interrupted = None
+            raise
+
+    return run  # type: ignore[return-value]
+
 
 class SwapEngine:
-    """One engine per configuration; thread-safe, except that a group belongs to the thread that fills it."""
+    """One engine per configuration; thread-safe, except that a group belongs to the thread that fills it.
 
-    def __init__(self, settings: SwapSettings, tier: Tier) -> None:
+    Args:
+        settings: The limits.
+        tier: Where tensors go.
+        ledger: Counts on from an engine before it.
+    """
+
+    def __init__(self, settings: SwapSettings, tier: Tier, ledger: Ledger | None = None) -> None:
         self.settings = settings
         self.tier = tier
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger()
         self.dead: deque[SwapTensor] = deque()
         """Transfers whose handle died, once per handle; filled by finalizers."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._thread = CopyThread(self._lock)
+        self._thread = CopyThread(self._lock, self.breaks)
         self._groups: dict[int, SwapGroup] = {}
         self._group_count = 0
         self._by_address: dict[int, tuple[SwapTensor, Piece]] = {}
@@ -49,6 +83,7 @@ class SwapEngine:
 
     # ---- forward
 
+    @_all_or_broken
     def open_group(self, path: str, **about: Any) -> SwapGroup:
         """A group for one call of the region `path`; the rest is as `SwapGroup` takes it."""
         with self._lock:
@@ -57,11 +92,13 @@ class SwapEngine:
                 self.ledger.trace.computes(f"forward {path}")
         return SwapGroup(self, path, index, **about)
 
+    @_all_or_broken
     def count(self, path: str, name: str, amount: float) -> None:
         """Add to a counter of the region `path`."""
         with self._lock:
             self.ledger.count(path, name, amount)
 
+    @_all_or_broken
     def has_room(self, path: str) -> bool:
         """Whether the tier can take what the region `path` sent last time (or the largest region, if it is new)."""
         with self._lock:
@@ -69,13 +106,14 @@ class SwapEngine:
             needed = self._last_bytes.get(path) or max(self._last_bytes.values(), default=1)
             return self.tier.used + self._offloads.deferred_slot_bytes + needed <= self.tier.limit
 
+    @_all_or_broken
     def region_begins(self, path: str = "") -> None:
         """There is computation after what this thread's last group holds: launch it, and keep to the limit."""
         if self._offloads.is_idle:
             return
         with self._lock:
             self._reap()
-            self._offloads.raise_failure()
+            self._offloads.raise_failure(self._group_count)
             self._offloads.begin_region()
             limit = self.settings.pending
             self.ledger.wait(self._changed, lambda: self._offloads.backlog <= limit, path, "offload")
@@ -83,16 +121,25 @@ class SwapEngine:
     def close_group(self, group: SwapGroup, handles: list[SwapHandle]) -> None:
         """Take over what the region saved. The only wait for operators: Note [One wait per group]."""
         if not handles:
-            with self._lock:
-                self._count_left(group)
+            self._count_left(group)
             return
         # without the lock: the copy thread must go on while this waits
         storages = [Storage.of(handle.tensor) for handle in handles]
         left_alone = self._left_alone(group, handles, storages)
-        held = group.held_elsewhere()
+        self._take_over(group, handles, storages, left_alone, group.held_elsewhere())
+
+    @_all_or_broken
+    def _take_over(
+        self,
+        group: SwapGroup,
+        handles: list[SwapHandle],
+        storages: list[Storage | None],
+        left_alone: dict[int, str],
+        held: dict[int, list[Callable[[], Any]]],
+    ) -> None:
         with self._lock:
             self._reap()
-            self._offloads.raise_failure()
+            self._offloads.raise_failure(self._group_count)
             self._offloads.end_region()
             self._count_left(group)
             taken: list[tuple[SwapHandle, Storage, Layout]] = []
@@ -121,9 +168,11 @@ class SwapEngine:
             if not group.is_manual:
                 self._offloads.hold(group.entries)
 
+    @_all_or_broken
     def _count_left(self, group: SwapGroup) -> None:
-        for name, nbytes in group.left.items():
-            self.ledger.count(group.path, name, nbytes)
+        with self._lock:
+            for name, nbytes in group.left.items():
+                self.ledger.count(group.path, name, nbytes)
 
     @staticmethod
     def _left_alone(group: SwapGroup, handles: list[SwapHandle], storages: list[Storage | None]) -> dict[int, str]:
@@ -168,6 +217,7 @@ class SwapEngine:
 
     # ---- backward
 
+    @_all_or_broken
     def fetch(self, handle: SwapHandle) -> "Tensor | np.ndarray":
         """The tensor that a handle stands for, or the bytes of the storage in which it lies."""
         entry, piece = handle.entry, handle.piece
@@ -215,12 +265,13 @@ class SwapEngine:
             )
         return found
 
+    @_all_or_broken
     def by_hand(self, name: str, action: str) -> None:
         """Launch or wait for the transfers of a group: `launch_offload`, `wait_offload`, `launch_load`, `wait_load`."""
         needed, wrong = _BY_HAND[action]
         with self._lock:
             self._reap()
-            self._offloads.raise_failure()
+            self._offloads.raise_failure(self._group_count)
             entries = [
                 entry
                 for group in self._live_groups(name)
@@ -234,7 +285,7 @@ class SwapEngine:
                 self._offloads.launch(entries)
             elif action == "wait_offload":
                 self._wait(name, action, lambda: not any(entry.state is SwapState.OFFLOADING for entry in entries))
-                self._offloads.raise_failure()
+                self._offloads.raise_failure(self._group_count)
             elif action == "launch_load":
                 for entry in reversed(entries):
                     self._loads.launch(entry)
@@ -246,6 +297,7 @@ class SwapEngine:
     def _wait(self, name: str, action: str, condition: Callable[[], bool]) -> None:
         self.ledger.wait(self._changed, condition, name, action)
 
+    @_all_or_broken
     def is_last(self, name: str) -> bool:
         """Whether the newest group that holds swapped tensors has this name."""
         with self._lock:
@@ -291,31 +343,36 @@ class SwapEngine:
                 self._by_address.pop(piece.storage.address, None)
             piece.storage = None
 
+    @_all_or_broken
     def abort(self) -> None:
-        """Give up everything that is swapped now."""
+        """Give up everything that this thread has swapped, or one that has ended."""
         with self._lock:
             self._reap()
-            self._offloads.failure = None
+            self._offloads.forget_failure(self._group_count)
+            others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
             for group in list(self._groups.values()):
                 for entry in group.entries:
-                    if entry.state is not SwapState.RELEASED:
+                    if entry.state is not SwapState.RELEASED and group.thread not in others:
                         entry.why_released = "abort_step() gave up the step that it belongs to"
                         self._release(entry)
 
     # ---- what is asked from outside
 
+    @_all_or_broken
     def live_bytes(self) -> int:
         """Bytes held on the device, on host, or in flight."""
         with self._lock:
             self._reap()
             return self.ledger.now["resident"] + self.ledger.now["host"]
 
+    @_all_or_broken
     def stats(self) -> SwapStats:
         """Counters and peaks."""
         with self._lock:
             self._reap()
             return self.ledger.stats(self.tier.allocated, self.tier.allocations)
 
+    @_all_or_broken
     def reset(self) -> None:
         """Begin to count anew, and give back what the tier has free."""
         with self._lock:
@@ -323,6 +380,18 @@ class SwapEngine:
             self.ledger.reset()
             self.tier.allocations = 0
             self.tier.trim()
+
+    def breaks(self, error: BaseException) -> None:
+        """Note: [An engine that can't be relied on]. Called with or without the lock."""
+        if self.ledger.broken is None:
+            self.ledger.broken = error
+        with self._lock:
+            self._changed.notify_all()
+
+    def leave_to_the_parent(self) -> None:
+        """In a forked child: the copy thread, and whoever held the lock, exist in the parent only."""
+        self.ledger.broken = ChildProcessError("this process was forked after the forward")
+        self.tier.close()
 
     def close(self) -> None:
         """Stop the thread and give the tier's memory back."""

@@ -43,8 +43,8 @@ class SwapHandle:
     """The tensor itself, until its group has taken it over."""
 
     def __init__(self, group: "SwapGroup", tensor: Tensor) -> None:
+        self.tensor = tensor  # first, since `__del__` asks for it however early this ends
         self.group = group
-        self.tensor = tensor
 
     def get(self) -> Tensor:
         """The tensor, loaded if it has to be."""

@@ -24,7 +24,7 @@ from hyper_parallel.core.activation_memory.swap_ledger import Ledger
 from hyper_parallel.core.activation_memory.swap_out import Offloads
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTensor
-from hyper_parallel.core.errors import HostMemoryError
+from hyper_parallel.core.errors import HostMemoryError, SwapStateError
 from ms_ops.autograd import wait_for_operators
 from ms_ops.copy_thread import CopyThread
 from ms_ops.host import Tier
@@ -89,6 +89,8 @@ class Loads:
         reader = self.enter(entry.group)
         entry.error = None
         while entry.buffer is None:  # a tensor that was loaded may be evicted before this thread goes on
+            if entry.state is SwapState.RELEASED:
+                raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
             self.check(entry)
             if entry.state is SwapState.ON_HOST:
                 self._ledger.count(path, "late_loads", 1)

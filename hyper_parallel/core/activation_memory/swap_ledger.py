@@ -9,6 +9,7 @@ from typing import Any
 
 from hyper_parallel.core.activation_memory.swap_stats import CellStats, SwapStats
 from hyper_parallel.core.activation_memory.swap_trace import Trace
+from hyper_parallel.core.errors import SwapStateError
 
 _COUNTERS = tuple(field.name for field in dataclasses.fields(CellStats))
 _PLACES = ("resident", "pending", "window", "host")
@@ -23,6 +24,10 @@ class Ledger:
         """Bytes of swapped tensors: on the device, on their way to host, loaded and not given up, on host."""
         self.peaks: dict[str, int] = dict.fromkeys(_PLACES, 0)
         self.trace: Trace | None = None
+        self.broken: BaseException | None = None
+        """What left the books half written; see Note: [An engine that can't be relied on]."""
+        self.interrupted: BaseException | None = None
+        """What ended the last wait early: then nothing is half written."""
         self._cells: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def count(self, path: str, name: str, amount: float) -> None:
@@ -39,14 +44,36 @@ class Ledger:
             self.trace.levels(self.now)
 
     def wait(self, changed: Any, condition: Callable[[], bool], path: str, why: str) -> None:
-        """Wait on a condition variable until `condition()` holds."""
+        """Wait on a condition variable until `condition()` holds.
+
+        Raises:
+            SwapStateError: It never will.
+        """
         if condition():
             return
         begin = time.perf_counter()
         try:
-            changed.wait_for(condition)
+            changed.wait_for(lambda: self.broken is not None or condition())
+        except BaseException as error:
+            self.interrupted = error
+            raise
         finally:
             self.waited(begin, path, why)
+        self.check()
+
+    def check(self) -> None:
+        """Raise SwapStateError if the books can't be relied on."""
+        if self.broken is not None:
+            raise SwapStateError(
+                f"what this step has swapped was given up, since {self.broken!r} came in the middle of the engine's "
+                f"work; take the step again"
+            ) from self.broken
+
+    def continued(self) -> "Ledger":
+        """A ledger that goes on counting, with nothing in any place: for the engine after this one's."""
+        after = Ledger()
+        after.counts, after.peaks, after.trace, after._cells = self.counts, self.peaks, self.trace, self._cells
+        return after
 
     def waited(self, begin: float, path: str, why: str) -> None:
         """A thread of the user's has waited since `begin`."""

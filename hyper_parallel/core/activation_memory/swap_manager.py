@@ -173,9 +173,9 @@ class SwapManager:
         if self._engine is None:
             return SwapStats()
         wait_for_operators()
-        if self._engine.live_bytes():
+        if self.engine.live_bytes():
             gc.collect()  # an exception that was caught may hold the frames of a step
-        return self._engine.stats()
+        return self.engine.stats()
 
     def reset(self) -> None:
         """Begin to count anew, and give host memory that is free back; settings stay.
@@ -191,7 +191,7 @@ class SwapManager:
         """
         if self._engine is not None:
             wait_for_operators()
-            self._engine.reset()
+            self.engine.reset()
 
     def set_forward_prefetch_layer(self, first: nn.Cell, second: nn.Cell) -> None:
         """Load what `first` has swapped as soon as backward reaches `second`, before anything between the two.
@@ -339,8 +339,9 @@ class SwapManager:
         return self.engine.is_last(group_name)
 
     def abort_step(self) -> None:
-        """Give up everything that is swapped now, so that a step that failed can be tried again with nothing held.
+        """Give up what this thread has swapped, so that a step that failed can be tried again with nothing held.
 
+        What threads have swapped that have ended goes, too; those that train other nets now keep theirs.
         A gradient that reads one of these tensors afterwards raises SwapStateError. After an exception there is
         usually no need for it: what a failed step has swapped goes with its graph.
 
@@ -362,7 +363,7 @@ class SwapManager:
                 "that has returned or failed"
             )
         if self._engine is not None:
-            self._engine.abort()
+            self.engine.abort()
 
     def trace(self, file: "str | os.PathLike[str]") -> Trace:
         """Record what is computed, copied and waited for, for Chrome's or Perfetto's viewer.
@@ -396,35 +397,42 @@ class SwapManager:
         target = Path(file)
         if not target.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "the folder of the trace isn't there", str(target.parent))
-        ledger = self.engine.ledger
-        if ledger.trace is not None:
-            raise SwapStateError(f"a trace is being recorded to {ledger.trace.file}; stop() it first")
+        running = self.engine.ledger.trace
+        if running is not None:
+            raise SwapStateError(f"a trace is being recorded to {running.file}; stop() it first")
 
         def stop(trace: Trace) -> Any:
             stats = self.stats()
-            ledger.trace = None
+            self.engine.ledger.trace = None
             cells = {path: asdict(cell) for path, cell in stats.cells.items()}
             return {**asdict(replace(stats, cells={})), "cells": cells}
 
         about = {"settings": self.settings.model_dump(mode="json"), "limit": self.engine.tier.limit}
-        ledger.trace = Trace(target, about, stop)
-        return ledger.trace
+        trace = self.engine.ledger.trace = Trace(target, about, stop)
+        return trace
 
     # ---- what regions ask
 
     @property
     def engine(self) -> SwapEngine:
-        """The engine of the present settings, made when it is first needed."""
-        if self._engine is None:
-            with self._creating:
-                if self._engine is None:
-                    self._engine = SwapEngine(self.settings, _tier_of(self.settings))
-        return self._engine
+        """The engine of the present settings, made when it is first needed, and anew when it can't be relied on."""
+        engine = self._engine
+        if engine is not None and engine.ledger.broken is None:
+            return engine
+        with self._creating:
+            engine = self._engine
+            if engine is None:
+                engine = SwapEngine(self.settings, _tier_of(self.settings))
+            elif engine.ledger.broken is not None:
+                engine.close()
+                engine = SwapEngine(self.settings, _tier_of(self.settings), engine.ledger.continued())
+            self._engine = engine
+            return engine
 
     def region_begins(self, path: str) -> None:
         """A region's forward begins: what was swapped before it has computation after it."""
         if self._engine is not None:
-            self._engine.region_begins(path)
+            self.engine.region_begins(path)
 
     def open_group(self, path: str, tensor_policy: Any = None, owner: Any = None) -> SwapGroup:
         """A group for one call of a region, whose code is the cell's or function's `owner`."""
@@ -514,8 +522,10 @@ def _tier_of(settings: SwapSettings) -> Tier:
 
 def _forget_engine_after_fork() -> None:
     SwapManager._creating = threading.Lock()
-    if SwapManager._instance is not None:
-        SwapManager._instance._engine = None  # its copy thread doesn't exist in a child process; settings stay
+    manager = SwapManager._instance
+    if manager is not None and manager._engine is not None:
+        manager._engine.leave_to_the_parent()
+        manager._engine = None  # settings stay
 
 
 def _close_at_exit() -> None:

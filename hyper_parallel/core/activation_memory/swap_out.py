@@ -47,8 +47,10 @@ class Offloads:
         thread: CopyThread,
         on_host: Callable[[SwapTensor], None],
     ) -> None:
-        self.failure: BaseException | None = None
-        """Why a copy failed, until a thread of the user's has been told."""
+        self._failures: dict[int, BaseException] = {}
+        """Why a copy of what a thread swapped has failed, until that thread has been told."""
+        self._told: dict[int, int] = {}
+        """Up to which group each thread has been told: a step fails once, however many of its copies do."""
         self._settings, self._tier, self._ledger = settings, tier, ledger
         self._changed, self._thread, self._on_host = changed, thread, on_host
         self._held: dict[int, list[SwapTensor]] = {}
@@ -58,6 +60,11 @@ class Offloads:
         self._waiting: deque[SwapTensor] = deque()
         """Launched, but above the limit `pending`."""
         self._waiting_bytes = 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why a copy of what this thread swapped has failed, if it has not been told yet."""
+        return self._failures.get(threading.get_ident())
 
     @property
     def backlog(self) -> int:
@@ -115,23 +122,26 @@ class Offloads:
     def _launch_all_held(self) -> None:
         """On the copy thread: nothing came after the groups for a while, so that they are no step's last ones."""
         held, self._held = self._held, {}
-        try:
-            self.launch(entry for entries in held.values() for entry in entries)
-        except HostMemoryError as error:
-            self.failure = error
+        for thread, entries in held.items():
+            try:
+                self.launch(entries)
+            except HostMemoryError as error:
+                self._failures[thread] = error
 
     def launch(self, entries: Iterable[SwapTensor]) -> None:
         """Send them, as far as the limit lets them go now."""
-        for entry in entries:
-            if entry.state is not SwapState.RESIDENT or entry.stays:
-                continue
-            if entry.is_held_elsewhere:
-                self._elsewhere.append(entry)
-            elif entry.slot is not None or self.take_slot(entry):
-                entry.move(SwapState.OFFLOADING)
-                self._waiting.append(entry)
-                self._waiting_bytes += entry.nbytes
-        self._submit()
+        try:
+            for entry in entries:
+                if entry.state is not SwapState.RESIDENT or entry.stays:
+                    continue
+                if entry.is_held_elsewhere:
+                    self._elsewhere.append(entry)
+                elif entry.slot is not None or self.take_slot(entry):
+                    entry.move(SwapState.OFFLOADING)
+                    self._waiting.append(entry)
+                    self._waiting_bytes += entry.nbytes
+        finally:
+            self._submit()  # also when there is no room for one of them: somebody may wait for the others
 
     def _submit(self) -> None:
         while self._waiting:
@@ -192,9 +202,12 @@ class Offloads:
         elif error is not None:
             entry.move(SwapState.RESIDENT)  # nothing is lost: the bytes are still on the device
             self.free_slot(entry)
-            self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
-            if "keep" not in self._settings.when_exhausted or not isinstance(error, OSError):
-                self.failure = error
+            if not entry.group.is_manual:  # else the user may launch it again
+                entry.stays = True
+                self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+            is_allowed = "keep" in self._settings.when_exhausted and isinstance(error, OSError)
+            if not is_allowed and entry.group.index > self._told.get(entry.group.thread, 0):
+                self._failures[entry.group.thread] = error
         else:
             entry.move(SwapState.ON_HOST)
             self._ledger.count(entry.group.path, "offloaded_bytes", entry.nbytes)
@@ -213,10 +226,16 @@ class Offloads:
             self._tier.give_back(entry.slot)
             entry.slot = None
 
-    def raise_failure(self) -> None:
-        """Tell a thread of the user's that a copy failed."""
-        failure, self.failure = self.failure, None
+    def forget_failure(self, newest: int) -> None:
+        """What this thread has swapped up to the group `newest` is given up."""
+        self._failures.pop(threading.get_ident(), None)
+        self._told[threading.get_ident()] = newest
+
+    def raise_failure(self, newest: int) -> None:
+        """Tell this thread if a copy of what it has swapped, up to the group `newest`, has failed."""
+        failure = self.failure
         if failure is not None:
+            self.forget_failure(newest)
             if isinstance(failure, HostMemoryError):
                 raise failure
             raise HostMemoryError(

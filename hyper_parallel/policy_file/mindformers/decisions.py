@@ -74,6 +74,8 @@ def decide(reading: Reading, names: Names) -> Decisions:
         for place in [Place("")] if target.pattern is None else names.places(target.pattern):
             _add(reading, decisions, target, place)
     _spread_operators(decisions)
+    if reading.dialect is Dialect.PYNATIVE:
+        _leave_out_covered(decisions)
     return dict(sorted(decisions.items(), key=_generality))
 
 
@@ -176,6 +178,24 @@ def _spread_operators(decisions: Decisions) -> None:
                 if own.operators and not own.whole and not general.whole:
                     own.operators = {**general.operators, **own.operators}
                     own.sources += [source for source in general.sources if source not in own.sources]
+
+
+def _leave_out_covered(decisions: Decisions) -> None:
+    """Take away what a cell around it has, too: in PyNative mode MindFormers takes the outer one only."""
+    for inner, of_inner in decisions.items():
+        names = inner.split(".")
+        around = [".".join(names[:count]) for count in range(1, len(names))]
+        for outer, of_outer in decisions.items():
+            if outer and outer != inner and any(_covers(outer, path) for path in around):
+                for layer in of_inner.keys() & of_outer.keys():
+                    if of_outer[layer].whole == of_inner[layer].whole != set():
+                        del of_inner[layer]
+
+
+def _covers(pattern: str, path: str) -> bool:
+    if "re:" in pattern or "re:" in path:
+        return False
+    return pattern == path or ("*" not in path and parse_pattern(pattern).matches(path))
 
 
 def _generality(item: tuple[str, dict[int, Decision]]) -> tuple[bool, int, int]:

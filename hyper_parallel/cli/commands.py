@@ -3,6 +3,7 @@
 import click
 
 from hyper_parallel.cli.check import check
+from hyper_parallel.cli.convert import convert
 from hyper_parallel.cli.demo import demo
 from hyper_parallel.cli.ops import ops
 
@@ -14,5 +15,6 @@ def command() -> None:
 
 
 command.add_command(check)
+command.add_command(convert)
 command.add_command(demo)
 command.add_command(ops)

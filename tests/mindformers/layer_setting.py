@@ -1,4 +1,4 @@
-"""MindFormers' own rules for graph mode, `LayerSetting`, loaded alone from a wheel, and layers that write down its calls."""
+"""MindFormers' own rules for graph mode, `LayerSetting`, loaded alone from a wheel, and layers that write down calls."""
 
 import importlib
 import logging

@@ -20,6 +20,11 @@ class Node:
     children: list["Node"] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        """The last segment of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
     def runs(self) -> bool:
         """Whether the cell has a construct of its own. CellList and CellDict have none: they only hold cells."""
         return "construct" in vars(self.cell) or type(self.cell).construct not in _HOLDERS

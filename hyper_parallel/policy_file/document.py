@@ -95,14 +95,27 @@ def document_of(path: Path, shown: str | None = None) -> Document:
         PolicyError: It can't be read, is no text, or no YAML.
     """
     name = shown or path.name
-    text = YamlText(_text_of(path, name), name)
+    text = YamlText(text_of(path, name), name)
     if not isinstance(text.content, dict):
         what = "it is empty" if text.content is None else f"it holds {brief(text.content)}"
         raise policy_error(name, [Problem(f"it must be a mapping that begins with `version: 1`, but {what}")])
     return Document(text.content, name, path, text)
 
 
-def _text_of(path: Path, name: str) -> str:
+def text_of(path: Path, name: str) -> str:
+    """Read a text file that is no larger than a policy file may be.
+
+    Args:
+        path: Where it is.
+        name: How messages name it.
+
+    Returns:
+        Its text.
+
+    Raises:
+        PolicyError: It can't be read, or is no text.
+    """
+
     def refused(why: str) -> Exception:
         return policy_error(f"policy file {_path.repr(str(path))}", [Problem(why)])
 

@@ -17,6 +17,7 @@ from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
 from hyper_parallel.policy_file.loading import Source, read_policy_file
+from hyper_parallel.policy_file.mindformers.conversion import convert_mindformers
 from hyper_parallel.policy_file.mode import require_pynative
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
 
@@ -236,15 +237,22 @@ class PolicyPlan:
 
 
 def load_policy(
-    source: str | os.PathLike[str] | dict[str, Any], *, format: str = "native", stage: int | None = None
+    source: str | os.PathLike[str] | dict[str, Any],
+    *,
+    format: str = "native",
+    stage: int | None = None,
+    **options: Any,
 ) -> PolicyPlan:
     """Read and validate a policy file.
 
     Args:
         source: Path of a YAML file in the native format, or the same content as a dict, in which policies may also be
             CheckpointPolicy members.
-        format: What the source is written in; ``"native"``.
+        format: What the source is written in: ``"native"``, or ``"mindformers"`` for a MindFormers configuration with
+            `recompute_config`, `swap_config`, or PyNative `recompute` and `swap`.
         stage: Which stage of the pipeline the net is, from 0, for a file with `stages`. `apply_policy` takes it, too.
+        **options: With format ``"mindformers"``: what the configuration leaves open, such as `layers`, `stages` and
+            `offset`; see `hyper_parallel.policy_file.mindformers.convert_mindformers`.
 
     Returns:
         A plan that belongs to no net yet. It can be applied to any number of nets.
@@ -271,7 +279,9 @@ expected a whole number of bytes or a string like '32MiB'
     reader = _READERS.get(format)
     if reader is None:
         raise PolicyError(f"format: got {format!r}, expected {' or '.join(map(repr, _READERS))}")
-    read = reader(source)
+    if options and format == "native":
+        raise TypeError(f"{', '.join(options)}: options are for format='mindformers'; a native file says it all")
+    read = reader(source, **options)
     if stage is not None:
         read.rules(stage)
     return PolicyPlan(read, stage)
@@ -333,7 +343,13 @@ def apply_policy(
     return plan
 
 
-_READERS: dict[str, Callable[[Any], Source]] = {"native": read_policy_file}
+def _read_mindformers(source: Any, **options: Any) -> Source:
+    done = convert_mindformers(source, **options)
+    origin = source if isinstance(source, str) else done.source
+    return read_policy_file(done.policy)._replace(name=done.source, origin=origin)
+
+
+_READERS: dict[str, Callable[..., Source]] = {"native": read_policy_file, "mindformers": _read_mindformers}
 """What reads a source, by the name of its format."""
 
 

@@ -1,4 +1,4 @@
-"""MindFormers' own rules for graph mode, `LayerSetting`, loaded alone from a wheel, and layers that write down calls."""
+"""MindFormers' own rules for graph mode: `LayerSetting`, alone from a wheel, and layers that write down its calls."""
 
 import importlib
 import logging

@@ -3,23 +3,21 @@
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.policy_file.loading import policy_error, read_policy_file
+from hyper_parallel.policy_file.layers import layer_numbers
+from hyper_parallel.policy_file.loading import PlacedPair, Source, read_policy_file
 from hyper_parallel.policy_file.mindformers.layer_ranges import in_ranges, runs
 from hyper_parallel.policy_file.patterns import parse_pattern
+from hyper_parallel.policy_file.problems import Problem, policy_error
 
 _INDEX = re.compile(r"\*|[0-9]+|\[([0-9]+)(?:-([0-9]+))?\]")
-_SAYABLE = {"cells", "policy", "swap_inputs"}
-_FILE_KEYS = {"version", "default", "rules", "stages"}
-_NAMES = {
-    "determinism_check": "operators",
-    "allow_cache_entry_mutation": False,
-    "keep_collectives": False,
-    "swap_inputs": False,
-}
+_SAYABLE = {"cells", "layers", "container", "policy", "swap_inputs", "preset", "exclude"}
+_PRESETS = {"full", "inputs_on_host"}
+_FILE_KEYS = {"version", "mode", "include", "rule_sets", "default", "rules", "stages", "prefetch"}
+_NOTHING = {"determinism_check": "operators", "allow_cache_entry_mutation": False, "keep_collectives": False}
+"""Keys that say nothing with these values."""
 
 
 class _What(NamedTuple):
@@ -27,16 +25,6 @@ class _What(NamedTuple):
     swap_inputs: bool
     number: str
     """The rule, for messages."""
-
-
-@dataclass
-class _Layers:
-    """What each layer and each pattern in it gets, by the last rule."""
-
-    of_pattern: dict[str, dict[int, _What]] = field(default_factory=dict)
-
-    def having(self, pattern: str, *policies: CheckpointPolicy) -> set[int]:
-        return {layer for layer, what in self.of_pattern.get(pattern, {}).items() if what.policy in policies}
 
 
 _SAVES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
@@ -57,7 +45,7 @@ def mindformers_of_policy(
         source: Path of a policy file in the native format, or its content.
         layers: Layers of the decoder.
         mtp: Layers for multi-token prediction, which MindFormers numbers after the decoder's.
-        prefetch: How many layers ahead MindFormers loads.
+        prefetch: How many layers ahead MindFormers loads, where the file has no pairs of its own.
         container: Name of the cell that holds the layers.
 
     Returns:
@@ -78,10 +66,10 @@ def mindformers_of_policy(
     """
     read = read_policy_file(source)
     writer = _Writer(layers, mtp, prefetch, container)
-    writer.file(read.file.model_dump(exclude_unset=True))
+    writer.file(read)
     blocks = writer.blocks()
     if writer.problems:
-        raise policy_error(read.name, writer.problems)
+        raise policy_error(read.name, map(Problem, writer.problems))
     return blocks
 
 
@@ -89,39 +77,53 @@ class _Writer:
     def __init__(self, layers: int, mtp: int, prefetch: int, container: str) -> None:
         self.decoder, self.total, self.prefetch, self.container = layers, layers + mtp, prefetch, container
         self.problems: list[str] = []
-        self.found = _Layers()
+        self.found: dict[str, dict[int, _What]] = {}
+        """What each layer gets, by pattern in it and by layer; of several rules by the last."""
         self.has_stages = False
+        self.ahead: list[int] = []
+        """How many layers ahead the pairs of the file load."""
 
-    def file(self, content: Mapping[str, Any]) -> None:
-        default = content.get("default", CheckpointPolicy.PREFER_SAVE)
-        if not default.saves:
-            self.problems.append(f"default: MindFormers has none but keeping, so {default.name.lower()} can't be said")
-        for key in content:
-            if key not in _FILE_KEYS and content[key]:
-                self.problems.append(f"{key}: MindFormers' settings have nothing for it; take it out of the file")
-        for number, rule in enumerate(content.get("rules") or (), 1):
-            self.rule(rule, f"rule {number}")
-        stages = content.get("stages") or ()
-        self.has_stages = len(stages) > 1
-        for stage, entry in enumerate(stages):
-            for number, rule in enumerate(entry.get("rules") or (), 1):
-                self.rule(rule, f"stage {stage}, rule {number}")
+    def file(self, read: Source) -> None:
+        if not read.file.default.saves:
+            default = read.file.default.name.lower()
+            self.problems.append(f"default: MindFormers has none but keeping, so {default} can't be said")
+        for key in read.file.model_fields_set - _FILE_KEYS:
+            self.problems.append(f"{key}: MindFormers' settings have nothing for it; take it out of the file")
+        self.has_stages = len(read.staged) > 1
+        for placed in (*read.common, *(placed for stage in read.staged for placed in stage)):
+            self.rule(placed.rule.model_dump(exclude_unset=True), placed.label)
+        self.ahead = [self.pair(pair) for pair in read.pairs]
 
     def rule(self, rule: Mapping[str, Any], number: str) -> None:
-        for key, value in rule.items():
-            if key not in _SAYABLE and value is not None and value != _NAMES.get(key, ...):
-                self.problems.append(f"{number}: MindFormers' settings have nothing for {key}")
-                return
-        place = self.place(rule.get("cells") or "", number)
-        if place is None:
-            return
-        layers, inside = place
-        policy, swap_inputs = CheckpointPolicy(rule["policy"]), rule.get("swap_inputs", False)
-        of_pattern = self.found.of_pattern.setdefault(inside, {})
-        for layer in layers:
-            of_pattern[layer] = _What(policy, swap_inputs, number)
+        unsayable = [key for key, value in rule.items() if key not in _SAYABLE and value != _NOTHING.get(key, ...)]
+        unsayable += [name for name in rule.get("preset", ()) if name not in _PRESETS]
+        for key in unsayable:
+            self.problems.append(f"{number}: MindFormers' settings have nothing for {key.removesuffix('_name')}")
+        cells = rule.get("cells") or ""
+        if (given := rule.get("layers")) is not None:
+            place = self.numbered(layer_numbers(given), "mtp" in (rule.get("container") or ""), given, number)
+            inside = cells
+        else:
+            place, inside = self.place(cells, number)
+        policy = CheckpointPolicy(rule["policy"])
+        swap_inputs = rule.get("swap_inputs", False) or "inputs_on_host" in rule.get("preset", ())
+        excluded = [f"{inside}.{path}" if inside else path for path in rule.get("exclude", ())]
+        for pattern, what in (
+            (inside, _What(policy, swap_inputs, number)),
+            *((path, _What(CheckpointPolicy.MUST_SAVE, False, number)) for path in excluded),
+        ):
+            of_pattern = self.found.setdefault(pattern, {})
+            of_pattern.update(dict.fromkeys(place, what))
 
-    def place(self, cells: str, number: str) -> tuple[range, str] | None:
+    def pair(self, pair: PlacedPair) -> int:
+        """Give how many layers ahead a pair loads."""
+        load, at = (self.place(cells, pair.label) for cells in (pair.load, pair.at))
+        if any(inside or len(layers) != 1 for layers, inside in (load, at)):
+            self.problems.append(f"{pair.label}: MindFormers loads whole layers ahead, each for one other layer")
+            return self.prefetch
+        return at[0][0] - load[0][0]
+
+    def place(self, cells: str, number: str) -> tuple[list[int], str]:
         """Split a pattern into layers and what it names inside them."""
         segments = cells.split(".")
         at = next((i for i, segment in enumerate(segments[:-1]) if segment == self.container), None)
@@ -131,24 +133,30 @@ class _Writer:
                 f"{number}: {cells!r} must name layers by number, such as '{self.container}.[0-5]': MindFormers' "
                 f"settings are about layers"
             )
-            return None
-        first, count = (self.decoder, self.total - self.decoder) if "mtp" in segments[:at] else (0, self.decoder)
-        if index[0] == "*":
-            low, high = 0, count - 1
-        else:
-            low = int(index[1] or index[0])
-            high = int(index[2] or low)
-        if high >= count:
-            self.problems.append(f"{number}: {cells!r} names layer {high}, but there are {count}, 0 to {count - 1}")
-            return None
-        return range(first + low, first + high + 1), ".".join(segments[at + 2 :])
+            return [], ""
+        is_mtp = any("mtp" in segment for segment in segments[:at])
+        count = self.total - self.decoder if is_mtp else self.decoder
+        low = 0 if index[0] == "*" else int(index[1] or index[0])
+        high = count - 1 if index[0] == "*" else int(index[2] or low)
+        return self.numbered(list(range(low, high + 1)), is_mtp, cells, number), ".".join(segments[at + 2 :])
+
+    def numbered(self, layers: list[int], is_mtp: bool, given: str, number: str) -> list[int]:
+        """Give layers as MindFormers numbers them."""
+        first, count = (self.decoder, self.total - self.decoder) if is_mtp else (0, self.decoder)
+        if layers and max(layers) >= count:
+            last = (
+                f"there are {count} layers, 0 to {count - 1}" if count else "there are none for multi-token prediction"
+            )
+            self.problems.append(f"{number}: {given!r} names layer {max(layers)}, but {last}")
+            return []
+        return [first + layer for layer in layers]
 
     def blocks(self) -> dict[str, Any]:
-        patterns = [pattern for pattern in self.found.of_pattern if pattern]
+        patterns = [pattern for pattern in self.found if pattern]
         self.compare(patterns)
-        full = self.found.having("", *_REPLAYS)
-        selected = {pattern: self.found.having(pattern, *_REPLAYS) for pattern in patterns}
-        excluded = {pattern: self.found.having(pattern, *_SAVES) for pattern in patterns}
+        full = self.having("", _REPLAYS)
+        selected = {pattern: self.having(pattern, _REPLAYS) for pattern in patterns}
+        excluded = {pattern: self.having(pattern, _SAVES) for pattern in patterns}
         for pattern, layers in selected.items():
             if twice := layers & full:
                 self.problems.append(
@@ -186,6 +194,10 @@ class _Writer:
         every = whole.union(*parts.values())
         if not every:
             return {}
+        if self.ahead and (len(self.ahead) != len(every) or len(set(self.ahead)) > 1 or self.ahead[0] < 1):
+            self.problems.append("prefetch: MindFormers loads every swapped layer the same number of layers ahead")
+        elif self.ahead:
+            self.prefetch = self.ahead[0]
         if self.has_stages:
             self.problems.append("stages: MindFormers refuses swap with pipeline stages")
         if max(every) + self.prefetch >= self.total:
@@ -203,8 +215,11 @@ class _Writer:
             ]
         return block
 
+    def having(self, pattern: str, policies: tuple[CheckpointPolicy, ...]) -> set[int]:
+        return {layer for layer, what in self.found.get(pattern, {}).items() if what.policy in policies}
+
     def swapped(self, pattern: str) -> set[int]:
-        given = self.found.of_pattern.get(pattern, {})
+        given = self.found.get(pattern, {})
         return {n for n, what in given.items() if what.swap_inputs or what.policy is CheckpointPolicy.MUST_SWAP}
 
     def compare(self, patterns: list[str]) -> None:
@@ -213,7 +228,7 @@ class _Writer:
             for later in patterns[number + 1 :]:
                 if not _overlap(pattern, later):
                     continue
-                one, other = self.found.of_pattern[pattern], self.found.of_pattern[later]
+                one, other = self.found[pattern], self.found[later]
                 both = {layer for layer in one.keys() & other.keys() if one[layer][:2] != other[layer][:2]}
                 if both:
                     self.problems.append(
@@ -222,7 +237,7 @@ class _Writer:
                     )
 
     def who(self, pattern: str, layers: Iterable[int]) -> str:
-        given = self.found.of_pattern.get(pattern, {})
+        given = self.found.get(pattern, {})
         numbers = dict.fromkeys(given[layer].number for layer in sorted(layers) if layer in given)
         return ", ".join(numbers) + (": " if not pattern and numbers else "")
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hyper_parallel.core.errors import PolicyError
-from hyper_parallel.policy_file.loading import policy_error, read_policy_file
+from hyper_parallel.policy_file.loading import read_policy_file
 from hyper_parallel.policy_file.mindformers.decisions import decide, kept_operators
 from hyper_parallel.policy_file.mindformers.graph import read_graph
 from hyper_parallel.policy_file.mindformers.layer_ranges import in_ranges, runs
@@ -15,6 +15,7 @@ from hyper_parallel.policy_file.mindformers.pipeline import Pipeline
 from hyper_parallel.policy_file.mindformers.pynative import read_pynative
 from hyper_parallel.policy_file.mindformers.settings import read_settings
 from hyper_parallel.policy_file.mindformers.targets import Action, Dialect, Note, Reading
+from hyper_parallel.policy_file.problems import Problem, policy_error
 
 CONTAINER = "**.layers"
 CONTAINER_BESIDE_MTP = "**.decoder.layers"
@@ -47,6 +48,8 @@ class Conversion:
     pipeline: Pipeline
     rules: tuple[ConvertedRule, ...]
     notes: tuple[Note, ...]
+    prefetch: tuple[Mapping[str, str], ...]
+    """Layers that are loaded ahead, as the policy file has them."""
     per_chunk: bool
     """Whether the policy has one entry of `stages` per chunk, not one per stage."""
 
@@ -54,10 +57,11 @@ class Conversion:
     def policy(self) -> dict[str, Any]:
         """The policy file, as a dict in the native format."""
         document: dict[str, Any] = {"version": 1, "default": "prefer_save"}
+        prefetch = {"prefetch": [dict(pair) for pair in self.prefetch]} if self.prefetch else {}
         groups = [[dict(rule.rule) for rule in rules] for _, rules in self.groups()]
         if len(groups) == 1:
-            return {**document, "rules": groups[0]}
-        return {**document, "stages": [{"rules": rules} for rules in groups]}
+            return {**document, "rules": groups[0], **prefetch}
+        return {**document, "stages": [{"rules": rules} for rules in groups], **prefetch}
 
     def groups(self) -> Iterator[tuple[str, list[ConvertedRule]]]:
         """Walk the entries of `stages`: a heading, and the rules."""
@@ -160,15 +164,22 @@ def convert_mindformers(
     if reading.pipeline.mtp:
         container = container or CONTAINER_BESIDE_MTP
         _note_mtp(reading, is_graph, container, mtp_container)
-    rules = _rules(reading, names, container or CONTAINER, mtp_container)
+    container = container or CONTAINER
+    rules = _rules(reading, names, container, mtp_container)
+    prefetch = tuple(
+        {"load": _layer(reading, container, mtp_container, load), "at": _layer(reading, container, mtp_container, at)}
+        for load, at in reading.prefetch
+    )
     if not found.trains:
         reading.note("inert", "run_mode", "it is predict: nothing is kept for backward, so the rules do nothing there")
     if reading.problems:
-        raise policy_error(found.name, reading.problems)
+        raise policy_error(found.name, map(Problem, reading.problems))
     if per_chunk is None:
         per_chunk = not is_graph
     per_chunk = per_chunk and reading.pipeline.interleave > 1
-    done = Conversion(found.name, found.dialect, reading.pipeline, tuple(rules), tuple(reading.notes), per_chunk)
+    done = Conversion(
+        found.name, found.dialect, reading.pipeline, tuple(rules), tuple(reading.notes), prefetch, per_chunk
+    )
     _validate(done)
     return done
 
@@ -237,6 +248,11 @@ def _rules(reading: Reading, names: Names, container: str, mtp_container: str) -
     return sorted(found, key=lambda rule: (rule.stage, rule.chunk))
 
 
+def _layer(reading: Reading, container: str, mtp_container: str, layer: int) -> str:
+    first = reading.pipeline.layers
+    return f"{container}.{layer}" if layer < first else f"{mtp_container}.{layer - first}"
+
+
 def _index(run: range, first: int) -> str:
     low, high = run[0] - first, run[-1] - first
     return str(low) if low == high else f"[{low}-{high}]"
@@ -258,15 +274,23 @@ def _as_regex(place: str) -> str:
             continue
         if segment.startswith("["):
             low, _, high = segment[1:-1].partition("-")
-            segment = "(?:" + "|".join(map(str, range(int(low), int(high or low) + 1))) + ")"
+            segment = _as_regex_of_numbers(int(low), int(high))
         parts.append(segment.replace("*", r"[^.]*") + r"\.")
     return "".join(parts).removesuffix(r"\.")
 
 
+def _as_regex_of_numbers(low: int, high: int) -> str:
+    """Write a range of numbers, ten at a time."""
+    found = []
+    for tens in range(low // 10, high // 10 + 1):
+        first, last = max(low - 10 * tens, 0), min(high - 10 * tens, 9)
+        found.append(f"{tens or ''}[{first}-{last}]")
+    return f"(?:{'|'.join(found)})"
+
+
 def _validate(done: Conversion) -> None:
-    """Have the native format check the rules of each stage."""
-    for heading, rules in done.groups():
-        try:
-            read_policy_file({"version": 1, "rules": [dict(rule.rule) for rule in rules]})
-        except PolicyError as error:
-            raise PolicyError(f"{done.source}, {heading}: what it asks for can't be done here: {error}") from None
+    """Have the native format check what was made."""
+    try:
+        read_policy_file(done.policy)
+    except PolicyError as error:
+        raise PolicyError(f"{done.source}: what it asks for can't be done here: {error}") from None

@@ -156,11 +156,13 @@ class _Reader:
             by_pattern[entry.op_name] = layers
             if self.understood(entry.op_name, f"{key}, op_name"):
                 self.add(Action.SWAP, entry.op_name, layers, "swap, op_swap", whole)
-        reading.note(
-            "different",
-            "swap, default_prefetch",
-            "MindFormers loads that many layers ahead; here loading ahead is bounded in bytes, by `swap: {window}`",
-        )
+        if reading.pipeline.stages == 1:
+            reading.prefetch = [(layer, layer + prefetch) for layer in sorted(reading.layers_of(Action.SWAP))]
+        else:
+            text = (
+                "layers of other stages can't be loaded ahead; loading ahead is bounded in bytes, by `swap: {window}`"
+            )
+            reading.note("different", "swap, default_prefetch", text)
 
     def patterns(self, action: Action, patterns: Patterns, key: str, whole: frozenset[int]) -> None:
         for pattern, specs in patterns.items():

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.core.errors import PolicyError
-from hyper_parallel.policy_file.loading import DICT_SOURCE, _parsed, _text_of
+from hyper_parallel.policy_file.document import DICT_SOURCE, text_of
 from hyper_parallel.policy_file.mindformers.pipeline import Pipeline, graph_pipeline, pynative_pipeline
 from hyper_parallel.policy_file.mindformers.targets import Dialect, Reading
+from hyper_parallel.policy_file.problems import policy_error
+from hyper_parallel.policy_file.yaml_text import YamlText
 
 GRAPH_BLOCKS = ("recompute_config", "swap_config")
 PYNATIVE_BLOCKS = ("recompute", "recompute_comm", "swap")
@@ -180,11 +182,13 @@ def _content_of(source: Any) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(source, (str, os.PathLike)) or not isinstance(os.fspath(source), str):
         raise TypeError(f"a configuration is given as a path or a dict, but got {type(source).__name__}")
     path = Path(source)
-    content, _ = _parsed(_text_of(path), path.name)
-    if not isinstance(content, dict):
-        what = "it is empty" if content is None else f"it holds a {type(content).__name__}"
+    text = YamlText(text_of(path, path.name), path.name)
+    if text.problems:
+        raise policy_error(path.name, text.problems)
+    if not isinstance(text.content, dict):
+        what = "it is empty" if text.content is None else f"it holds a {type(text.content).__name__}"
         raise PolicyError(f"{path.name} must be a mapping, as MindFormers' configurations are, but {what}")
-    return path.name, content
+    return path.name, text.content
 
 
 def _blocks(name: str, content: Mapping[str, Any]) -> tuple[dict[str, Any], Dialect]:

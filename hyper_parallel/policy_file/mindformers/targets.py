@@ -63,6 +63,8 @@ class Reading:
     targets: list[Target] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    prefetch: list[tuple[int, int]] = field(default_factory=list)
+    """Layers that are loaded ahead, and the later layers that backward has reached by then."""
     kept_substrings: tuple[str, ...] = ()
     """`exclude_op` of MindFormers 2.0: operators whose names contain one of these aren't recomputed anywhere."""
 

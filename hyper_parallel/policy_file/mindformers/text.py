@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import yaml
 
@@ -22,15 +23,20 @@ def as_yaml(done: Conversion) -> str:
         from.
     """
     lines = [*_heading(done), "version: 1", "default: prefer_save"]
+    prefetch = _list("prefetch", done.policy.get("prefetch", []))
     groups = list(done.groups())
     if len(groups) == 1:
         lines += ["rules:", *_rules(groups[0][1], done, "  ")] if groups[0][1] else ["rules: []"]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *prefetch]) + "\n"
     lines.append("stages:")
     for heading, rules in groups:
         lines.append(f"  # {heading}")
         lines += ["  - rules:", *_rules(rules, done, "      ")] if rules else ["  - rules: []"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *prefetch]) + "\n"
+
+
+def _list(key: str, items: list[Any]) -> list[str]:
+    return [f"{key}:", *(f"  - {{load: '{item['load']}', at: '{item['at']}'}}" for item in items)] if items else []
 
 
 def _heading(done: Conversion) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hyper_parallel.policy_file.mindformers.targets import Reading
-from hyper_parallel.policy_file.schema import did_you_mean
+from hyper_parallel.policy_file.names import did_you_mean
 
 
 def whole_number(value: Any) -> Any:

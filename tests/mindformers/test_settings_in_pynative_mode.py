@@ -1,5 +1,6 @@
 """A converted `recompute` or `swap` puts the policies on a net that MindFormers' own `apply_ac` puts there."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,20 @@ def test_training_under_converted_settings_gives_the_numbers_of_apply_ac(mindfor
     settings = {**full("0-3"), **swap(op_swap=[{"op_name": "mlp", "layers": ["0-2"]}])}
     theirs = train(apply(mindformers, model(), _copied(settings)), hidden(), steps=1)
     assert_same(train(under(settings), hidden(), steps=1), theirs)
+
+
+def test_layers_are_loaded_ahead_in_the_pairs_of_apply_ac(
+    mindformers: MindFormers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = swap(default_prefetch=2, layer_swap=[{"layers": ["0"]}], op_swap=[{"op_name": "mlp", "layers": ["0-1"]}])
+    pairs: list[tuple[nn.Cell, nn.Cell]] = []
+    recorder = SimpleNamespace(set_forward_prefetch_layer=lambda load, at: pairs.append((load, at)))
+    monkeypatch.setattr(mindformers.checkpointing, "SwapManager", lambda: recorder)
+    net = apply(mindformers, model(), _copied(settings))
+    paths = {id(cell): path for path, cell in net.cells_and_names()}
+    assert [(pair["load"], pair["at"]) for pair in convert_mindformers(settings, layers=DEPTH).policy["prefetch"]] == [
+        (paths[id(load)].replace("decoder", "**"), paths[id(at)].replace("decoder", "**")) for load, at in pairs
+    ]
 
 
 def test_shape_10_does_nothing_there_and_is_read_aloud_here(mindformers: MindFormers) -> None:

@@ -11,6 +11,7 @@ from hyper_parallel.policy_file.loading import PlacedPair, Source, read_policy_f
 from hyper_parallel.policy_file.mindformers.layer_ranges import in_ranges, runs
 from hyper_parallel.policy_file.patterns import parse_pattern
 from hyper_parallel.policy_file.problems import Problem, policy_error
+from hyper_parallel.policy_file.rule import Rule
 
 _INDEX = re.compile(r"\*|[0-9]+|\[([0-9]+)(?:-([0-9]+))?\]")
 _SAYABLE = {"cells", "layers", "container", "policy", "swap_inputs", "preset", "exclude"}
@@ -91,10 +92,11 @@ class _Writer:
             self.problems.append(f"{key}: MindFormers' settings have nothing for it; take it out of the file")
         self.has_stages = len(read.staged) > 1
         for placed in (*read.common, *(placed for stage in read.staged for placed in stage)):
-            self.rule(placed.rule.model_dump(exclude_unset=True), placed.label)
+            self.rule(placed.rule, placed.label)
         self.ahead = [self.pair(pair) for pair in read.pairs]
 
-    def rule(self, rule: Mapping[str, Any], number: str) -> None:
+    def rule(self, read: Rule, number: str) -> None:
+        rule = read.model_dump(exclude_unset=True)
         unsayable = [key for key, value in rule.items() if key not in _SAYABLE and value != _NOTHING.get(key, ...)]
         unsayable += [name for name in rule.get("preset", ()) if name not in _PRESETS]
         for key in unsayable:
@@ -105,7 +107,7 @@ class _Writer:
             inside = cells
         else:
             place, inside = self.place(cells, number)
-        policy = CheckpointPolicy(rule["policy"])
+        policy = read.policy
         swap_inputs = rule.get("swap_inputs", False) or "inputs_on_host" in rule.get("preset", ())
         excluded = [f"{inside}.{path}" if inside else path for path in rule.get("exclude", ())]
         for pattern, what in (

@@ -6,6 +6,7 @@ written as dotted patterns, and what these can't say stays a regular expression.
 
 import itertools
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -141,7 +142,9 @@ _ANY = "\0"
 
 def _compiled(part: str) -> None:
     try:
-        re.compile(part)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(part)
     except re.error as error:
         raise ValueError(f"'{part}' is no regular expression: {error}") from None
 
@@ -178,9 +181,9 @@ def _choice(text: str, start: int) -> tuple[list[list[str]], int]:
 
 def _atom(text: str, position: int) -> tuple[list[list[str]], int]:
     rest = text[position:]
-    for any_text in (".*?", ".*"):
-        if rest.startswith(any_text):
-            return [[_ANY]], position + len(any_text)
+    for text_of_any, token in ((".*?", _ANY), (".*", _ANY), ("[^.]*", "*"), ("[^.]+", "*")):
+        if rest.startswith(text_of_any):
+            return [[token]], position + len(text_of_any)
     if rest[0] == "(":
         inner = position + (3 if rest.startswith("(?:") else 1)
         if text[inner : inner + 1] == "?":

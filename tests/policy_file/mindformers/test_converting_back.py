@@ -1,0 +1,148 @@
+"""From policy files to MindFormers' settings for PyNative mode."""
+
+from typing import Any
+
+import pytest
+
+from hyper_parallel import PolicyError
+from hyper_parallel.policy_file.mindformers import convert_mindformers, mindformers_of_policy
+
+LAYERS = 6
+
+
+def rule(cells: str | None = None, policy: str = "must_recompute", **more: Any) -> dict[str, Any]:
+    return {**({} if cells is None else {"cells": cells}), "policy": policy, **more}
+
+
+def back(*rules: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return mindformers_of_policy({"version": 1, "rules": list(rules), **more}, layers=LAYERS)
+
+
+SAID: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "layers": ([rule("layers.[0-2]")], {"recompute": {"mode": "full", "full_recompute_layer": ["0-2"]}}),
+    "all layers": ([rule("decoder.layers.*")], {"recompute": {"mode": "full", "full_recompute_layer": ["0-5"]}}),
+    "layers by number": (
+        [rule(layers="0-1, 4")],
+        {"recompute": {"mode": "full", "full_recompute_layer": ["0-1", "4"]}},
+    ),
+    "parts of layers": (
+        [rule("layers.[0-2].mlp"), rule(layers="4", cells="mlp.*_fc1")],
+        {"recompute": {"mode": "select", "select_module": {"mlp": ["0-2"], r"mlp\.[^.]*_fc1": ["4"]}}},
+    ),
+    "both": (
+        [rule("layers.0"), rule("layers.[1-2].mlp")],
+        {"recompute": {"mode": "select", "full_recompute_layer": ["0"], "select_module": {"mlp": ["1-2"]}}},
+    ),
+    "excluded parts": (
+        [rule("layers.[0-2]"), rule("layers.[0-1].mlp", "must_save")],
+        {"recompute": {"mode": "full", "full_recompute_layer": ["0-2"], "exclude_op": {"mlp": ["0-1"]}}},
+    ),
+    "parts that the rule itself excludes": (
+        [rule("layers.0", exclude=["mlp.fc1"])],
+        {"recompute": {"mode": "full", "full_recompute_layer": ["0"], "exclude_op": {r"mlp\.fc1": ["0"]}}},
+    ),
+    "swapped layers": (
+        [rule("layers.[0-2]", "must_swap")],
+        {"swap": {"enable": True, "default_prefetch": 1, "layer_swap": [{"layers": ["0-2"]}]}},
+    ),
+    "swapped parts": (
+        [rule("**.layers.1.mlp", "must_swap")],
+        {"swap": {"enable": True, "default_prefetch": 1, "op_swap": [{"op_name": "mlp", "layers": ["1"]}]}},
+    ),
+    "swapped inputs": (
+        [rule("layers.0", swap_inputs=True)],
+        {
+            "recompute": {"mode": "full", "full_recompute_layer": ["0"]},
+            "swap": {"enable": True, "default_prefetch": 1, "layer_swap": [{"layers": ["0"]}]},
+        },
+    ),
+    "presets": (
+        [rule("layers.0", preset=["full", "inputs_on_host"])],
+        {
+            "recompute": {"mode": "full", "full_recompute_layer": ["0"]},
+            "swap": {"enable": True, "default_prefetch": 1, "layer_swap": [{"layers": ["0"]}]},
+        },
+    ),
+    "the last rule wins": (
+        [rule("layers.[0-3]"), rule("layers.[2-3]", "prefer_save")],
+        {"recompute": {"mode": "full", "full_recompute_layer": ["0-1"]}},
+    ),
+    "nothing": ([], {}),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_fits_is_written_in_mindformers_words(case: str) -> None:
+    rules, settings = SAID[case]
+    assert back(*rules) == settings
+
+
+@pytest.mark.parametrize("case", [case for case in SAID if case != "nothing"])
+def test_what_was_written_converts_to_the_same_settings_again(case: str) -> None:
+    settings = SAID[case][1]
+    done = convert_mindformers(settings, layers=LAYERS)
+    again = mindformers_of_policy({**done.policy, "prefetch": list(done.policy.get("prefetch", []))}, layers=LAYERS)
+    assert again == settings
+
+
+REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "operators": ([rule("layers.0", ops={"MatMul": "must_save"})], "nothing for ops"),
+    "a preset": ([rule("layers.0", preset="selective")], "nothing for selective"),
+    "a class": ([rule(**{"class": "Block"})], "nothing for class"),
+    "values compared": ([rule("layers.0", determinism_check="values")], "nothing for determinism_check"),
+    "tensors": ([rule("layers.0", "must_swap", tensors={"min_bytes": 1})], "nothing for tensors"),
+    "no layers": ([rule("head")], "'head' must name layers by number"),
+    "an expression": ([rule("re:layers[.]0")], "must name layers by number"),
+    "a layer that isn't there": ([rule("layers.6")], "names layer 6, but there are 6 layers, 0 to 5"),
+    "no multi-token prediction": ([rule("mtp.layers.0")], "there are none for multi-token prediction"),
+    "a region in a region": ([rule("layers.0"), rule("layers.0.mlp")], "MindFormers has only the outer one"),
+    "keeping outside": ([rule("layers.0.mlp", "must_save")], "excludes only from recomputing"),
+    "the last layer": ([rule("layers.5", "must_swap")], "swaps layers up to 4 only"),
+    "overlapping patterns": (
+        [rule("layers.0.*"), rule("layers.0.mlp", "must_swap")],
+        "in MindFormers both would count",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_with_the_rule(case: str) -> None:
+    rules, message = REFUSED[case]
+    with pytest.raises(PolicyError, match=message):
+        back(*rules)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"default": "must_recompute"}, "default: MindFormers has none but keeping"),
+        ({"swap": {"tier": "host"}}, "swap: MindFormers' settings have nothing for it"),
+        (
+            {"prefetch": [{"load": "layers.0", "at": "layers.2"}], "rules": [rule("layers.[0-1]", "must_swap")]},
+            "every swapped layer the same number of layers ahead",
+        ),
+        (
+            {"stages": [{"rules": [rule("layers.0", "must_swap")]}, {"rules": []}]},
+            "refuses swap with pipeline stages",
+        ),
+    ],
+)
+def test_what_a_file_says_besides_is_refused_where_it_does_not_fit(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        mindformers_of_policy({"version": 1, **more}, layers=LAYERS)
+
+
+def test_stages_are_drawn_together_by_global_numbers() -> None:
+    stages = [{"rules": [rule("layers.[0-1]")]}, {"rules": [rule("layers.[3-4]")]}]
+    settings = mindformers_of_policy({"version": 1, "stages": stages}, layers=LAYERS)
+    assert settings["recompute"]["full_recompute_layer"] == ["0-1", "3-4"]
+
+
+def test_layers_for_multi_token_prediction_are_numbered_after_the_decoder() -> None:
+    policy = {"version": 1, "rules": [rule("**.mtp.layers.0")]}
+    assert mindformers_of_policy(policy, layers=LAYERS, mtp=1)["recompute"]["full_recompute_layer"] == ["6"]
+
+
+def test_pairs_that_load_ahead_are_the_prefetch() -> None:
+    pairs = [{"load": f"layers.{layer}", "at": f"layers.{layer + 2}"} for layer in (0, 1)]
+    assert back(rule("layers.[0-1]", "must_swap"), prefetch=pairs)["swap"]["default_prefetch"] == 2

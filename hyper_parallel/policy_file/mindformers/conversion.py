@@ -225,15 +225,17 @@ def _note_mtp(reading: Reading, is_graph: bool, container: str, mtp_container: s
 def _rules(reading: Reading, names: Names, container: str, mtp_container: str) -> list[ConvertedRule]:
     decisions = decide(reading, names)
     kept = kept_operators(reading)
-    recomputed = reading.layers_of(Action.RECOMPUTE, pattern=None)
+    around = {
+        layer: action for action in (Action.SWAP, Action.RECOMPUTE) for layer in reading.layers_of(action, pattern=None)
+    }
     pipeline = reading.pipeline
     found = []
     for cells, by_layer in decisions.items():
         groups: dict[Any, list[int]] = {}
         rules = {}
         for layer, decision in by_layer.items():
-            rule = decision.rule(within_replay=layer in recomputed, kept=kept)
-            if "ops" not in rule and not decision.whole:
+            rule = decision.rule(around.get(layer) if cells else None, kept)
+            if not rule or (set(rule) == {"policy"} and not decision.whole):
                 continue
             key = pipeline.place_of(layer), repr(rule), tuple(decision.sources), layer >= pipeline.layers
             groups.setdefault(key, []).append(layer)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hyper_parallel.core.activation_memory.operator_policy import makes_a_tensor
 from hyper_parallel.policy_file.mindformers.layer_ranges import in_ranges
-from hyper_parallel.policy_file.mindformers.names import Names, Place
+from hyper_parallel.policy_file.mindformers.names import CELLS, Names, Place
 from hyper_parallel.policy_file.mindformers.targets import Action, Dialect, Reading, Target
 from hyper_parallel.policy_file.patterns import parse_pattern
 from ms_ops.catalogue import all_names, catalogue_name, dispatch_names
@@ -31,27 +31,31 @@ class Decision:
     """What happens to operators in it."""
     sources: list[str] = field(default_factory=list)
 
-    def rule(self, *, within_replay: bool, kept: dict[str, str]) -> dict[str, Any]:
+    def rule(self, around: Action | None, kept: dict[str, str]) -> dict[str, Any]:
         """Write it as a rule without its cells.
 
         Args:
-            within_replay: Whether the layer is recomputed as a whole, so that what nobody names is replayed.
+            around: What happens to the layer as a whole; the rest of the cell shares it.
             kept: Operators that no replay runs again.
         """
         if Action.EXCLUDE in self.whole:
             return {"policy": "must_save"}
-        replayed = Action.RECOMPUTE in self.whole
-        if Action.SWAP in self.whole and not replayed:
-            return {"policy": "must_swap"}
-        rule: dict[str, Any] = {"policy": "must_recompute"}
-        if replayed and Action.SWAP in self.whole:
-            rule["swap_inputs"] = True
         ops = {name: _OPERATOR_POLICY[action] for name, action in self.operators.items()}
-        ops = {name: policy for name, policy in ops.items() if not (replayed and policy == "must_recompute")}
-        if ops and not replayed and not within_replay:
-            ops[_REST] = "prefer_save"
-        elif replayed or within_replay:
+        rule: dict[str, Any] = {"policy": "must_recompute"}
+        if Action.RECOMPUTE in self.whole or around is Action.RECOMPUTE:
+            if Action.RECOMPUTE in self.whole:
+                ops = {name: policy for name, policy in ops.items() if policy != "must_recompute"}
+            if Action.SWAP in self.whole:
+                if Action.RECOMPUTE not in self.whole:
+                    return {"policy": "must_swap"}
+                rule["swap_inputs"] = True
             ops = {**kept, **ops}
+        elif Action.SWAP in self.whole or around is Action.SWAP:
+            if not set(ops.values()) - {"must_swap"}:
+                return {"policy": "must_swap"} if self.whole else {}
+            ops[_REST] = "must_swap"
+        elif ops:
+            ops[_REST] = "prefer_save"
         return {**rule, "ops": ops} if ops else rule
 
 
@@ -73,6 +77,7 @@ def decide(reading: Reading, names: Names) -> Decisions:
     for target in reading.targets:
         for place in [Place("")] if target.pattern is None else names.places(target.pattern):
             _add(reading, decisions, target, place)
+    _refuse_both(reading, decisions)
     _spread_operators(decisions)
     if reading.dialect is Dialect.PYNATIVE:
         _leave_out_covered(decisions)
@@ -101,6 +106,8 @@ def _add(reading: Reading, decisions: Decisions, target: Target, place: Place) -
             "MindFormers marks the communication that graph mode inserts beside the operator; here it is what the "
             "collectives in the cell give",
         )
+    elif layers and target.pattern is not None and not place.operators:
+        _note_cell(reading, target, place.cells)
     elif layers and place.operators:
         reading.note(
             "different",
@@ -108,6 +115,29 @@ def _add(reading: Reading, decisions: Decisions, target: Target, place: Place) -
             f"'{target.pattern}' is one operator; here it is every {' or '.join(place.operators)} in "
             f"{_cell(place.cells)}",
         )
+
+
+def _note_cell(reading: Reading, target: Target, cells: str) -> None:
+    last = cells.split(".")[-1]
+    if "*" in last or cells.startswith("re:"):
+        text = (
+            f"'{target.pattern}' names cells here; functions and Primitives that it matches, too, are left as they are"
+        )
+        reading.note("different", target.source, text)
+    elif last not in CELLS:
+        text = (
+            f"'{target.pattern}' is taken for a cell; if it is a function or a Primitive, say which operator it runs: "
+            f"operators={{'{last}': ...}} (--operator {last}=...)"
+        )
+        reading.note("assumed", target.source, text)
+
+
+def _refuse_both(reading: Reading, decisions: Decisions) -> None:
+    for cells, by_layer in decisions.items():
+        both = [n for n, decision in by_layer.items() if {Action.EXCLUDE, Action.SWAP} <= decision.whole]
+        if both:
+            text = f"in layers {in_ranges(both)} it is excluded from recomputing, and swapped; one of the two can hold"
+            reading.problem(_cell(cells), text)
 
 
 def _join(reading: Reading, decision: Decision, operator: str, target: Target) -> None:

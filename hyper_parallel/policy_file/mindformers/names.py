@@ -52,6 +52,37 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
 """The attributes in which MindFormers' cells hold operators, and the names that a policy file has for these. A digit at
 the end of an attribute (`add2`) doesn't count."""
 
+CELLS = frozenset(
+    {
+        "attention",
+        "attention_norm",
+        "core_attention",
+        "experts",
+        "feed_forward",
+        "ffn_norm",
+        "input_layernorm",
+        "linear_fc1",
+        "linear_fc2",
+        "linear_proj",
+        "linear_qkv",
+        "mlp",
+        "post_attention_layernorm",
+        "pre_mlp_layernorm",
+        "router",
+        "self_attention",
+        "shared_experts",
+        "transformer_layer",
+        "w1",
+        "w2",
+        "w3",
+        "wk",
+        "wo",
+        "wq",
+        "wv",
+    }
+)
+"""The attributes in which MindFormers' layers hold cells."""
+
 _MOST_ALTERNATIVES = 64
 _LONGEST = 400
 _WORD = re.compile(r"[A-Za-z0-9_\-]+")

@@ -9,6 +9,7 @@ import yaml
 from rich.console import Console
 
 from hyper_parallel.cli.errors import UserError, user_errors
+from hyper_parallel.cli.options import json_option
 from hyper_parallel.policy_file.mindformers import Conversion, as_yaml, convert_mindformers, mindformers_of_policy
 from hyper_parallel.policy_file.mindformers.layer_ranges import in_ranges
 from hyper_parallel.report.tables import table
@@ -31,7 +32,7 @@ _HEADINGS = ("stage", "layers", "cells", "policy", "from")
 @click.option("--per-chunk/--per-stage", default=None, help="Entries of `stages` [default: chunks in PyNative mode].")
 @click.option("--to", "target", type=click.Choice(["native", "mindformers"]), default="native", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write; standard output by default.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def convert(
     config: str,
     layers: int | None,

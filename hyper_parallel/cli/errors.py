@@ -15,13 +15,18 @@ class UserError(click.ClickException):
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
+def user_errors(but: type[Exception] | tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn errors about what the user gave into a `UserError`.
+
+    Args:
+        but: Errors that are left as they are, for the caller.
 
     Raises:
         UserError: The body raised an ActivationMemoryError, ValueError or TypeError.
     """
     try:
         yield
+    except but:
+        raise
     except (ActivationMemoryError, ValueError, TypeError) as error:
         raise UserError(str(error) or type(error).__name__) from error

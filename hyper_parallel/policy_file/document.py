@@ -62,10 +62,7 @@ class Document:
         """
         problems = list(self._text.problems) if self._text is not None else []
         if too_many(text.removeprefix(REGEX) for text in _texts(self.content) if text.startswith(REGEX)):
-            return None, [
-                *problems,
-                Problem(f"{self.name} has too many regular expressions; use layers, [a-b] or {{a,b}}"),
-            ]
+            return None, [*problems, Problem("it has too many regular expressions; use layers, [a-b] or {a,b}")]
         try:
             file = PolicyFile.model_validate(self.content)
         except ValidationError as failure:

@@ -24,6 +24,8 @@ class Decision(NamedTuple):
     """Whether the plan puts the spec on the cell; a decorator has done so already."""
     preset: tuple[str, ...] = ()
     """Names of the presets that its rule has."""
+    rules: tuple[str, ...] = ()
+    """The rules that decided, as plans name them."""
 
 
 class Regions:

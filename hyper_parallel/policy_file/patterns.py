@@ -29,9 +29,6 @@ _INDEX = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 _ANY_DEPTH = "**"
 _LONGEST = 1000
 
-States = tuple[int, ...]
-"""Positions among a pattern's segments that a path has reached, in ascending order; empty: it can't match any more."""
-
 
 @dataclass(frozen=True)
 class _Literal:
@@ -66,6 +63,56 @@ class _Choice:
 
 
 _Token = _Literal | _Star | _Range | _Choice
+_Segments = tuple[tuple[_Token, ...] | None, ...]
+
+
+class State:
+    """How far a path has come in a pattern: the positions among its segments that it may have reached.
+
+    Args:
+        segments: Those of the pattern.
+        positions: The positions, but those that only `**` for no segment reaches.
+        states: All states of the pattern so far, by their positions: it has few, however many paths there are.
+    """
+
+    __slots__ = ("_following", "_positions", "_segments", "_states", "is_end")
+
+    def __init__(self, segments: _Segments, positions: frozenset[int], states: "dict[frozenset[int], State]") -> None:
+        reached = set(positions)
+        for at in positions:
+            while at < len(segments) and segments[at] is None:
+                at += 1
+                reached.add(at)
+        self._segments = segments
+        self._positions = reached
+        self._states = states
+        self._following: dict[str, State | None] = {}
+        self.is_end = len(segments) in reached
+        """Whether the pattern names a cell that has come this far."""
+
+    def after(self, name: str) -> "State | None":
+        """The state of a cell of this name in the one that has come this far; None: nothing below can match."""
+        try:
+            return self._following[name]
+        except KeyError:
+            found = self._following[name] = self._after(name)
+            return found
+
+    def _after(self, name: str) -> "State | None":
+        found = set()
+        for at in self._positions:
+            if at < len(self._segments):
+                segment = self._segments[at]
+                if segment is None:
+                    found.add(at)
+                elif len(name) in _ends(segment, name, {0}):
+                    found.add(at + 1)
+        if not found:
+            return None
+        key = frozenset(found)
+        if key not in self._states:
+            self._states[key] = State(self._segments, key, self._states)
+        return self._states[key]
 
 
 class CellPattern:
@@ -76,56 +123,10 @@ class CellPattern:
         segments: What each segment must look like; None stands for any number of segments.
     """
 
-    def __init__(self, text: str, segments: tuple[tuple[_Token, ...] | None, ...]) -> None:
+    def __init__(self, text: str, segments: _Segments) -> None:
         self.text = text
-        self.segments = segments
-        self._steps: dict[tuple[States, str], States] = {}
-
-    @property
-    def begin(self) -> States:
+        self.begin = State(segments, frozenset({0}), {})
         """The state of the net itself, before any segment."""
-        return (0,)
-
-    def step(self, states: States, name: str) -> States:
-        """Go one segment down.
-
-        Args:
-            states: Where the cell above has come.
-            name: The name of a cell in it.
-
-        Returns:
-            Where that cell comes; `reaches` tells whether this is the end.
-        """
-        key = states, name
-        known = self._steps.get(key)
-        if known is None:
-            known = self._steps[key] = self._stepped(states, name)
-        return known
-
-    def _stepped(self, states: States, name: str) -> States:
-        found = set()
-        for at in self._without_going_down(states):
-            if at == len(self.segments):
-                continue
-            segment = self.segments[at]
-            if segment is None:
-                found.add(at)
-            elif len(name) in _ends(segment, name, {0}):
-                found.add(at + 1)
-        return tuple(sorted(found))
-
-    def _without_going_down(self, states: States) -> set[int]:
-        """`**` may stand for no segment: what is behind it is reached, too."""
-        reached = set(states)
-        for at in states:
-            while at < len(self.segments) and self.segments[at] is None:
-                at += 1
-                reached.add(at)
-        return reached
-
-    def reaches(self, states: States) -> bool:
-        """Whether a cell that has come this far is named."""
-        return len(self.segments) in self._without_going_down(states)
 
     def matches(self, path: str) -> bool:
         """Tell whether the pattern names this cell.
@@ -148,10 +149,10 @@ class CellPattern:
         """
         if not path:
             return False
-        states = self.begin
+        state: State | None = self.begin
         for name in path.split("."):
-            states = self.step(states, name)
-        return self.reaches(states)
+            state = state and state.after(name)
+        return state is not None and state.is_end
 
     def __str__(self) -> str:
         return self.text

@@ -168,7 +168,23 @@ class PolicyPlan:
               policy: must_swap
             <BLANKLINE>
         """
-        return yaml.safe_dump(self._source.file.as_plain_values(), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(self.to_plain_values(), sort_keys=False, allow_unicode=True)
+
+    def to_plain_values(self) -> dict[str, Any]:
+        """The same as `to_yaml`, as what JSON can write.
+
+        Returns:
+            A dict that `load_policy` reads as the same policy.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import load_policy
+            >>> load_policy({"version": 1, "default": "Must_Swap"}).to_plain_values()
+            {'version': 1, 'default': 'must_swap'}
+        """
+        return self._source.file.as_plain_values()
 
     def remove(self) -> None:
         """Give every cell back what it carried before, and undo the plan's swap settings.

@@ -208,7 +208,8 @@ class _Resolver:
             spec = replace(carried, path=path, tensor_policy=spec.tensor_policy or carried.tensor_policy)
             why = f"{why}, {carried.source}"
         node = next(node for node in nodes if node.path == path)
-        self._record(Decision(node, spec, why, attach=True, preset=placed.rule.preset))
+        rules = tuple(dict.fromkeys(self.rules[each.number].label for each in winners.values()))
+        self._record(Decision(node, spec, why, attach=True, preset=placed.rule.preset, rules=rules))
 
     def _who(self, winners: Iterable[_Winner]) -> str:
         found = sorted(set(winners), key=lambda winner: winner.number)

@@ -8,7 +8,7 @@ from hyper_parallel.policy_file.cells import Node
 from hyper_parallel.policy_file.layers import container_of, layer_numbers
 from hyper_parallel.policy_file.loading import PlacedPair, PlacedRule
 from hyper_parallel.policy_file.names import PathNames, did_you_mean
-from hyper_parallel.policy_file.patterns import CellPattern, RegexPattern, parse_pattern
+from hyper_parallel.policy_file.patterns import CellPattern, RegexPattern, State, parse_pattern
 from hyper_parallel.policy_file.problems import Problem
 from hyper_parallel.policy_file.rule import Rule
 
@@ -27,6 +27,7 @@ class Selector:
         self._root = root
         self._nodes = list(root.below())
         self._patterns: dict[str, CellPattern] = {}
+        self._selected: dict[tuple[str | None, ...], list[Node]] = {}
         self._containers: dict[str | None, Node] = {}
         self._names: PathNames | None = None
         self._offers = 0
@@ -41,6 +42,10 @@ class Selector:
             The cells that run, in the order of the net; and what is wrong if there are none.
         """
         rule = placed.rule
+        key = rule.cells, rule.class_name, rule.layers, rule.container
+        known = self._selected.get(key)
+        if known is not None:
+            return known, None
         within = [self._root]
         if rule.layers is not None:
             try:
@@ -49,7 +54,10 @@ class Selector:
                 return [], placed.wrong("layers" if rule.container is None else "container", str(error))
         found = [node for top in within for node in self._below(top, rule)]
         running = [node for node in found if node.runs]
-        return running, None if running else self._nothing(placed, found, within)
+        if not running:
+            return [], self._nothing(placed, found, within)
+        self._selected[key] = running
+        return running, None
 
     def one(self, pattern: str, placed: PlacedPair, key: str) -> tuple[Node | None, Problem | None]:
         """Give the one cell that a pattern names, or what is wrong."""
@@ -64,31 +72,23 @@ class Selector:
             what = f"`{pattern}` matches nothing{self._offer(pattern)}"
         return None, placed.document.problem((*placed.loc, key), f"{placed.label}, {key}: {what}")
 
-    def matching(self, pattern: str, top: Node) -> Iterator[Node]:
-        """Walk the cells below a node whose path from there a pattern matches."""
+    def matching(self, pattern: str, top: Node) -> list[Node]:
+        """Give the cells below a node whose path from there a pattern matches."""
         parsed = self._patterns.get(pattern)
         if parsed is None:
             parsed = self._patterns[pattern] = parse_pattern(pattern)
+        found: list[Node] = []
         if isinstance(parsed, RegexPattern):
             start = len(top.path) + 1 if top.path else 0
             nodes = self._nodes if top is self._root else top.below()
-            return (node for node in nodes if parsed.matches(node.path[start:]))
-        return self._walk(parsed, top)
-
-    def _walk(self, pattern: CellPattern, top: Node) -> Iterator[Node]:
-        rest = [(child, pattern.begin) for child in reversed(top.children)]
-        while rest:
-            node, before = rest.pop()
-            states = pattern.step(before, node.name)
-            if not states:
-                continue  # nothing below can match
-            if pattern.reaches(states):
-                yield node
-            rest.extend((child, states) for child in reversed(node.children))
+            found.extend(node for node in nodes if parsed.matches(node.path[start:]))
+        else:
+            _walk(top, parsed.begin, found)
+        return found
 
     def _below(self, top: Node, rule: Rule) -> Iterator[Node]:
         if rule.cells is not None:
-            nodes = self.matching(rule.cells, top)
+            nodes = iter(self.matching(rule.cells, top))
         elif rule.class_name is not None:
             nodes = iter(self._nodes) if top is self._root else (each for each in (top, *top.below()))
         else:
@@ -165,6 +165,17 @@ class Selector:
             return ""
         close = did_you_mean(wanted, known)
         return close or f"; the net has cells of class {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
+
+
+def _walk(top: Node, state: State, found: list[Node]) -> None:
+    """Add the cells below `top` that a pattern names, which has come to `state` there."""
+    for node in top.children:
+        following = state.after(node.name)
+        if following is not None:
+            if following.is_end:
+                found.append(node)
+            if node.children:
+                _walk(node, following, found)
 
 
 _ATTRIBUTE = {"class": "class_name"}

@@ -57,6 +57,11 @@ def agree(spec: RegionSpec, other: RegionSpec) -> bool:
     return tensors and all(getattr(spec, what) == getattr(other, what) for what in _SAYABLE)
 
 
+def differs(spec: RegionSpec, other: RegionSpec) -> bool:
+    """Whether two specs for one cell have different effects."""
+    return any(getattr(spec, what) != getattr(other, what) for what in (*_SAYABLE, "tensor_policy"))
+
+
 def spec_in_words(spec: RegionSpec) -> str:
     """What a spec says, for a message."""
     inputs = " with swapped inputs" if spec.swap_inputs else ""

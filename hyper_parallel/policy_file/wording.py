@@ -135,7 +135,8 @@ def _parts(loc: Loc) -> Iterator[str]:
         part = rest.pop(0)
         if part == "rule_sets" and rest:
             yield f"rule set {rest.pop(0)}"
-            rest.insert(0, "rules")
+            if rest:
+                rest.insert(0, "rules")
         elif part in _LISTS and rest and isinstance(rest[0], int):
             number = int(rest.pop(0))
             yield f"{_LISTS[str(part)]} {number if part == 'stages' else number + 1}"

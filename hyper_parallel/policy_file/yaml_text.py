@@ -131,7 +131,7 @@ class YamlText:
         at = self._at(*_line_and_column(mark), 1)
         if "nesting depth" in what:
             what = _TOO_DEEP
-        elif "alias" in what:
+        elif error.context == "while scanning an alias":
             what += "; a pattern that begins with * must be in quotes"
             at = self._at(*_line_and_column(error.context_mark or mark), 1)
         elif "\t" in at.text[: len(at.text) - len(at.text.lstrip())]:

@@ -31,6 +31,7 @@ _HEADINGS = ("stage", "layers", "cells", "policy", "from")
 @click.option("--leave-out", "leave_out", multiple=True, metavar="KEY", help="Leave out a key that can't be converted.")
 @click.option("--per-chunk/--per-stage", default=None, help="Entries of `stages` [default: chunks in PyNative mode].")
 @click.option("--to", "target", type=click.Choice(["native", "mindformers"]), default="native", show_default=True)
+@click.option("--dialect", type=click.Choice(["pynative", "graph"]), default="pynative", help="Of --to mindformers.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write; standard output by default.")
 @json_option
 def convert(
@@ -47,6 +48,7 @@ def convert(
     leave_out: tuple[str, ...],
     per_chunk: bool | None,
     target: str,
+    dialect: str,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -54,12 +56,25 @@ def convert(
 
     CONFIG is MindFormers' YAML for graph mode (recompute_config, swap_config) or PyNative mode (recompute,
     recompute_comm, swap). What it says about layers and stages is read from it; options go before it. With --to
-    mindformers CONFIG is a policy file, and MindFormers' blocks for PyNative mode are written.
+    mindformers CONFIG is a policy file, and MindFormers' blocks are written, for PyNative mode or --dialect graph.
     """
     if output is not None and output.resolve() == Path(config).resolve():
         raise UserError(f"-o {output} is the file that is converted; give another name")
     if target == "mindformers":
-        _back(config, layers, mtp, container, output)
+        if layers is None:
+            raise UserError("--to mindformers needs --layers: MindFormers' settings name layers by number")
+        with user_errors():
+            blocks = mindformers_of_policy(
+                config,
+                layers=layers,
+                dialect=dialect,
+                stages=stages or 1,
+                interleave=interleave or 1,
+                offset=0 if offset is None else _list(offset),
+                mtp=mtp or 0,
+                container=(container or "layers").split(".")[-1],
+            )
+        _write_blocks(blocks, config, output)
         return
     named: dict[str, str | tuple[str, ...]] = dict.fromkeys(cells, ())
     named |= dict(_operator(text) for text in operators)
@@ -87,13 +102,7 @@ def convert(
         _show(done, output)
 
 
-def _back(config: str, layers: int | None, mtp: int | None, container: str | None, output: Path | None) -> None:
-    if layers is None:
-        raise UserError("--to mindformers needs --layers: MindFormers' settings name layers by number")
-    with user_errors():
-        blocks = mindformers_of_policy(
-            config, layers=layers, mtp=mtp or 0, container=(container or "layers").split(".")[-1]
-        )
+def _write_blocks(blocks: dict[str, Any], config: str, output: Path | None) -> None:
     text = f"# From {Path(config).name}, by `hyper-parallel convert --to mindformers`.\n"
     text += yaml.safe_dump(blocks, sort_keys=False) if blocks else "{}\n"
     if output is None:

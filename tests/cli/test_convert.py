@@ -90,6 +90,13 @@ def test_a_policy_file_goes_back_where_it_fits(config: Path, tmp_path: Path) -> 
     )
 
 
+def test_it_goes_back_to_graph_mode_by_stages(config: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    convert(config, "--layers", 4, "--stages", 2, "-o", policy)
+    result = convert(policy, "--to", "mindformers", "--dialect", "graph", "--layers", 4, "--stages", 2)
+    assert yaml.safe_load(result.stdout) == {"recompute_config": {"recompute": [1, 0]}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

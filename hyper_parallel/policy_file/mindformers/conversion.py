@@ -15,7 +15,7 @@ from hyper_parallel.policy_file.mindformers.pipeline import Pipeline
 from hyper_parallel.policy_file.mindformers.pynative import read_pynative
 from hyper_parallel.policy_file.mindformers.settings import read_settings
 from hyper_parallel.policy_file.mindformers.targets import Action, Dialect, Note, Reading
-from hyper_parallel.policy_file.problems import Problem, policy_error
+from hyper_parallel.policy_file.problems import policy_error
 
 CONTAINER = "**.layers"
 CONTAINER_BESIDE_MTP = "**.decoder.layers"
@@ -173,7 +173,7 @@ def convert_mindformers(
     if not found.trains:
         reading.note("inert", "run_mode", "it is predict: nothing is kept for backward, so the rules do nothing there")
     if reading.problems:
-        raise policy_error(found.name, map(Problem, reading.problems))
+        raise policy_error(found.name, [found.problem(key, what) for key, what in reading.problems])
     if per_chunk is None:
         per_chunk = not is_graph
     per_chunk = per_chunk and reading.pipeline.interleave > 1

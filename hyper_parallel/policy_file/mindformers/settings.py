@@ -10,7 +10,7 @@ from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file.document import DICT_SOURCE, text_of
 from hyper_parallel.policy_file.mindformers.pipeline import Pipeline, graph_pipeline, pynative_pipeline
 from hyper_parallel.policy_file.mindformers.targets import Dialect, Reading
-from hyper_parallel.policy_file.problems import policy_error
+from hyper_parallel.policy_file.problems import Problem, policy_error
 from hyper_parallel.policy_file.yaml_text import YamlText
 
 GRAPH_BLOCKS = ("recompute_config", "swap_config")
@@ -53,6 +53,8 @@ class Settings:
     leave_out: Collection[str] = ()
     """Keys that the user wants left out, since they can't be converted."""
     notes: list[tuple[str, str, str]] = field(default_factory=list)
+    text: YamlText | None = None
+    """The file's text, with the places of the values in it."""
 
     def pipeline(self) -> Pipeline:
         """Split the layers into stages.
@@ -78,6 +80,22 @@ class Settings:
             )
         except ValueError as error:
             raise PolicyError(f"{self.name}: {error}") from None
+
+    def problem(self, key: str, what: str) -> Problem:
+        """Say what is wrong, and where in the file.
+
+        Args:
+            key: The key with its place, such as ``swap_config, op_swap, entry 0, layers``.
+            what: What is wrong with it.
+
+        Returns:
+            The problem; without a position where the source is a dict, or the key isn't in it.
+        """
+        loc = [_part(each) for each in key.split(", ")]
+        if self.text is not None and loc[0] not in self.text.content:
+            del loc[0]  # the content of one block was given
+        inside = self.text is not None and bool(loc) and loc[0] in self.text.content
+        return Problem(f"{key}: {what}", self.text.position(tuple(loc)) if self.text is not None and inside else None)
 
     def refuse(self, reading: Reading, name: str, key: str, why: str) -> None:
         """Say that a key can't be converted: a problem, or a note if the user has it left out.
@@ -126,7 +144,7 @@ def read_settings(
         TypeError: The source is neither a path nor a mapping, or a number is none.
         PolicyError: The file can't be read, or holds no such settings, or those of two dialects.
     """
-    name, content = _content_of(source)
+    name, content, text = _content_of(source)
     blocks, dialect = _blocks(name, content)
     model = _below(content, "model", "model_config") or _below(content, "model")
     parallel = _below(content, "parallel_config")
@@ -146,6 +164,7 @@ def read_settings(
         legacy=content.get("use_legacy", True) if legacy is None else legacy,
         trains=content.get("run_mode") != "predict",
         leave_out=leave_out,
+        text=text,
     )
     if dialect is Dialect.PYNATIVE:
         found.stages = pynative.get("pipeline_parallel") or 1
@@ -156,8 +175,8 @@ def read_settings(
         if schedule.get("pipeline_interleave"):
             found.interleave = wanted
         elif wanted != 1 and interleave is None:
-            text = f"{wanted} counts only if parallel.pipeline_config.pipeline_interleave is true; it isn't, so 1 is"
-            found.notes.append(("inert", "pp_interleave_num", text))
+            why = f"{wanted} counts only if parallel.pipeline_config.pipeline_interleave is true; it isn't, so 1 is"
+            found.notes.append(("inert", "pp_interleave_num", why))
     for key, value in (("layers", layers), ("stages", stages), ("interleave", interleave), ("mtp", mtp)):
         if value is not None:
             before = getattr(found, key)
@@ -176,9 +195,16 @@ def read_settings(
     return found
 
 
-def _content_of(source: Any) -> tuple[str, Mapping[str, Any]]:
+def _part(text: str) -> int | str:
+    """Read a part of a place: a key, `entry 3` of a list, or a pattern in quotes."""
+    if text.startswith("entry "):
+        return int(text.removeprefix("entry "))
+    return text[1:-1] if text[:1] == text[-1:] == "'" else text.split(" ")[0]
+
+
+def _content_of(source: Any) -> tuple[str, Mapping[str, Any], YamlText | None]:
     if isinstance(source, Mapping):
-        return DICT_SOURCE, source
+        return DICT_SOURCE, source, None
     if not isinstance(source, (str, os.PathLike)) or not isinstance(os.fspath(source), str):
         raise TypeError(f"a configuration is given as a path or a dict, but got {type(source).__name__}")
     path = Path(source)
@@ -188,7 +214,7 @@ def _content_of(source: Any) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(text.content, dict):
         what = "it is empty" if text.content is None else f"it holds a {type(text.content).__name__}"
         raise PolicyError(f"{path.name} must be a mapping, as MindFormers' configurations are, but {what}")
-    return path.name, text.content
+    return path.name, text.content, text
 
 
 def _blocks(name: str, content: Mapping[str, Any]) -> tuple[dict[str, Any], Dialect]:

@@ -62,7 +62,8 @@ class Reading:
     pipeline: Pipeline
     targets: list[Target] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """The key with its place, and what is wrong with it."""
     prefetch: list[tuple[int, int]] = field(default_factory=list)
     """Layers that are loaded ahead, and the later layers that backward has reached by then."""
     kept_substrings: tuple[str, ...] = ()
@@ -82,7 +83,7 @@ class Reading:
 
     def problem(self, key: str, text: str) -> None:
         """Add what is wrong with a key."""
-        self.problems.append(f"{key}: {text}")
+        self.problems.append((key, text))
 
     def layers_of(self, *actions: Action, pattern: Any = ...) -> frozenset[int]:
         """Give the layers of all targets with one of these actions; of one pattern, if it is given."""

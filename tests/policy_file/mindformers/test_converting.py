@@ -200,6 +200,24 @@ def test_all_mistakes_are_told_at_once() -> None:
         convert_mindformers(settings, layers=4)
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("recompute_config:\n  recompute: [1, 2, 3]\n", "config.yaml:2:14"),
+        ("recompute_config:\n  select_recompute:\n    a.b: True\n", "config.yaml:3:10"),
+        ("recompute: [1, 2, 3]\nselect_recompute: False\n", "config.yaml:1:12"),
+        ("swap_config:\n  swap: True\n  layer_swap:\n    - {backward_prefetch: 0, layers: [0]}\n", "config.yaml:4:27"),
+        ("recompute:\n  mode: select\n  select_module:\n    mlp: [9]\n", "config.yaml:4:10"),
+    ],
+)
+def test_a_mistake_in_a_file_has_its_line_and_column(tmp_path: Path, text: str, place: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(PolicyError) as caught:
+        convert_mindformers(path, layers=4)
+    assert str(caught.value).startswith(place)
+
+
 @pytest.mark.parametrize(("layers", "what"), [("4", "'4'"), (True, "True"), (1.0, "1.0")])
 def test_a_number_of_layers_that_is_none_is_a_type_error(layers: Any, what: str) -> None:
     with pytest.raises(TypeError, match=f"layers must be a whole number, but is {what}"):

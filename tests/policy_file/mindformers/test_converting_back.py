@@ -1,5 +1,6 @@
-"""From policy files to MindFormers' settings for PyNative mode."""
+"""From policy files to MindFormers' settings, for both modes."""
 
+import re
 from typing import Any
 
 import pytest
@@ -146,3 +147,115 @@ def test_layers_for_multi_token_prediction_are_numbered_after_the_decoder() -> N
 def test_pairs_that_load_ahead_are_the_prefetch() -> None:
     pairs = [{"load": f"layers.{layer}", "at": f"layers.{layer + 2}"} for layer in (0, 1)]
     assert back(rule("layers.[0-1]", "must_swap"), prefetch=pairs)["swap"]["default_prefetch"] == 2
+
+
+def graph(*rules: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return mindformers_of_policy(
+        {"version": 1, "rules": list(rules)}, **{"layers": LAYERS, "dialect": "graph", **options}
+    )
+
+
+GRAPH: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = {
+    "all layers": ([rule("layers.*")], {}, {"recompute_config": {"recompute": True}}),
+    "the first layers of stages": (
+        [rule("layers.0"), rule("layers.[3-4]")],
+        {"stages": 2},
+        {"recompute_config": {"recompute": [1, 2]}},
+    ),
+    "the first layers of chunks": (
+        [rule("layers.0"), rule("layers.4")],
+        {"layers": 8, "stages": 2, "interleave": 2},
+        {"recompute_config": {"recompute": [[1, 0], [1, 0]]}},
+    ),
+    "parts of layers": (
+        [rule("layers.[0-1].mlp"), rule("layers.3.attention.w*")],
+        {"stages": 2},
+        {"recompute_config": {"select_recompute": {"mlp": [2, 0], r"attention\.w.*": [0, 1]}}},
+    ),
+    "parts of the layers after those that are recomputed": (
+        [rule("layers.0"), rule("layers.[1-2].mlp")],
+        {},
+        {"recompute_config": {"recompute": [1], "select_recompute": {"mlp": [3]}}},
+    ),
+    "layer numbers beside swap": (
+        [rule("layers.[2-3]"), rule("layers.4", "must_swap"), rule("layers.[0-1].mlp", "must_swap")],
+        {},
+        {
+            "recompute_config": {"recompute": [2, 3]},
+            "swap_config": {
+                "swap": True,
+                "layer_swap": [{"backward_prefetch": 1, "layers": [4]}],
+                "op_swap": [{"op_name": "mlp", "backward_prefetch": 1, "layers": [0, 1]}],
+            },
+        },
+    ),
+    "layers for multi-token prediction with the last one": (
+        [rule("decoder.layers.*"), rule("mtp.layers.0")],
+        {"mtp": 1},
+        {"recompute_config": {"recompute": True}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GRAPH)
+def test_what_fits_graph_mode_is_written_in_its_words(case: str) -> None:
+    rules, options, settings = GRAPH[case]
+    assert graph(*rules, **options) == settings
+
+
+@pytest.mark.parametrize("case", GRAPH)
+def test_and_converts_to_the_same_layers_again(case: str) -> None:
+    _, options, settings = GRAPH[case]
+    done = convert_mindformers(settings, **{"layers": LAYERS, **options})
+    again = mindformers_of_policy(done.policy, **{"layers": LAYERS, **options}, dialect="graph")
+    assert again == settings
+
+
+NO_GRAPH: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
+    "a gap": (
+        [rule("layers.0"), rule("layers.2")],
+        {},
+        "0, 2 of 0-5; in graph mode MindFormers counts the first layers",
+    ),
+    "not from the first one on": ([rule("layers.1")], {}, "1 of 0-5"),
+    "swapped inputs": ([rule("layers.0", swap_inputs=True)], {}, "recompute wins over swap"),
+    "a swapped part of a recomputed layer": (
+        [rule("layers.0"), rule("layers.0.mlp", "must_swap")],
+        {},
+        "recompute wins over swap",
+    ),
+    "a part that runs once": (
+        [rule("layers.0"), rule("layers.0.mlp", "must_save")],
+        {},
+        "excludes only operators from recomputing",
+    ),
+    "any depth": ([rule("layers.*.**.norm")], {}, "one name, or .*, per level"),
+    "multi-token prediction alone": (
+        [rule("mtp.layers.0")],
+        {"mtp": 1},
+        "layers for multi-token prediction get what the last layer gets",
+    ),
+    "an offset that doesn't fit": ([], {"stages": 4}, "must add up to 2"),
+}
+
+
+@pytest.mark.parametrize("case", NO_GRAPH)
+def test_what_does_not_fit_graph_mode_is_refused(case: str) -> None:
+    rules, options, message = NO_GRAPH[case]
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        graph(*rules, **options)
+
+
+def test_pairs_that_load_ahead_have_no_words_in_graph_mode() -> None:
+    policy = {
+        "version": 1,
+        "prefetch": [{"load": "layers.0", "at": "layers.1"}],
+        "rules": [rule("layers.0", "must_swap")],
+    }
+    with pytest.raises(PolicyError, match="loads operators ahead, not layers"):
+        mindformers_of_policy(policy, layers=LAYERS, dialect="graph")
+
+
+def test_a_dialect_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="legacy"):
+        mindformers_of_policy({"version": 1}, layers=LAYERS, dialect="legacy")

@@ -284,7 +284,7 @@ def counts(draw: st.DrawFn, where: dict[str, Any]) -> Any:
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_counts_in_any_pipeline_name_what_mindformers_sets(rules: Rules, data: st.DataObject) -> None:
     where = data.draw(pipelines())
@@ -298,7 +298,7 @@ def test_any_counts_in_any_pipeline_name_what_mindformers_sets(rules: Rules, dat
     assert converted(content, **where) == theirs
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=pipelines())
 def test_every_layer_is_in_the_stage_in_which_mindformers_has_it(rules: Rules, where: dict[str, Any]) -> None:
     where = {"stages": 1, "interleave": 1, "offset": 0, **where}

@@ -164,6 +164,9 @@ def convert_mindformers(
     if reading.pipeline.mtp:
         container = container or CONTAINER_BESIDE_MTP
         _note_mtp(reading, is_graph, container, mtp_container)
+    elif container is None:
+        text = f"layers are {CONTAINER}.N, in every cell called layers at any depth; where a net has several, name one"
+        reading.note("assumed", "container", text)
     container = container or CONTAINER
     rules = _rules(reading, names, container, mtp_container)
     prefetch = tuple(

@@ -11,6 +11,7 @@ from hyper_parallel.policy_file.patterns import parse_pattern
 from ms_ops.catalogue import all_names, catalogue_name, dispatch_names
 
 COLLECTIVE = "Collective"
+_COMMUNICATION = (Action.RECOMPUTE_COMMUNICATION, Action.EXCLUDE_COMMUNICATION)
 _REST = "*"
 _OPERATOR_POLICY = {
     Action.RECOMPUTE: "must_recompute",
@@ -85,9 +86,12 @@ def decide(reading: Reading, names: Names) -> Decisions:
 
 
 def _add(reading: Reading, decisions: Decisions, target: Target, place: Place) -> None:
+    if target.action in _COMMUNICATION and not place.operators:  # the operator's name is ours: a collective
+        names = place.cells.split(".")
+        place = Place(names[0] if len(names) > 1 else "", (COLLECTIVE,))
     layers = _where_it_acts(reading, target, place)
     of_cell = decisions.setdefault(place.cells, {}) if layers else {}
-    communication = target.action in (Action.RECOMPUTE_COMMUNICATION, Action.EXCLUDE_COMMUNICATION)
+    communication = target.action in _COMMUNICATION
     for layer in sorted(layers):
         decision = of_cell.setdefault(layer, Decision())
         if communication:
@@ -103,8 +107,8 @@ def _add(reading: Reading, decisions: Decisions, target: Target, place: Place) -
         reading.note(
             "different",
             target.source,
-            "MindFormers marks the communication that graph mode inserts beside the operator; here it is what the "
-            "collectives in the cell give",
+            f"'{target.pattern}' is the communication of one operator in MindFormers; here it is what all collectives "
+            f"in {_cell(place.cells)} give",
         )
     elif layers and target.pattern is not None and not place.operators:
         _note_cell(reading, target, place.cells)
@@ -185,9 +189,9 @@ def _swapped_as_a_whole(reading: Reading, target: Target) -> frozenset[int]:
 
 def _recomputed_around(reading: Reading, target: Target) -> frozenset[int]:
     """Give the layers in which a cell around what the target names is recomputed."""
-    pattern = target.pattern or ""
+    pattern = (target.pattern or "").replace("\\.", ".")
     around = [t.pattern for t in reading.targets if t.action is Action.RECOMPUTE and t.pattern]
-    inside = [other for other in around if pattern.startswith(other + r"\.")]
+    inside = [other for other in around if pattern.startswith(other.replace("\\.", ".") + ".")]
     return frozenset().union(*(reading.layers_of(Action.RECOMPUTE, pattern=other) for other in inside))
 
 

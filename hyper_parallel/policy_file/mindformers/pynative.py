@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
 
 from hyper_parallel.policy_file.mindformers.layer_ranges import in_ranges
-from hyper_parallel.policy_file.mindformers.names import Names
+from hyper_parallel.policy_file.mindformers.names import CELLS, Names
 from hyper_parallel.policy_file.mindformers.settings import Settings
 from hyper_parallel.policy_file.mindformers.targets import Action, Reading
 from hyper_parallel.policy_file.mindformers.validation import as_list, checked, whole_number
@@ -117,16 +117,24 @@ class _Reader:
             return
         if not given.select_module:
             self.reading.problem("recompute_comm", "enable is true, but select_module is missing or empty")
+        full = self.reading.layers_of(Action.RECOMPUTE, pattern=None)
         for pattern, specs in (given.select_module or {}).items():
             layers = self.layers(specs, f"{key}, '{pattern}'")
-            if self.understood(pattern, key) and layers:
-                self.reading.note(
-                    "unapplied",
-                    key,
-                    f"'{pattern}' of layers {in_ranges(layers)}: MindFormers finds communication slots by it and does "
-                    f"nothing with them, nor with cells; no rule is made. To compute what the collectives of a cell "
-                    f"give again, write `ops: {{Collective: must_recompute, '*': prefer_save}}` for it",
-                )
+            if not self.understood(pattern, key) or not layers:
+                continue
+            if is_slot(pattern) or pattern.split(".")[-1] in CELLS:
+                self.unapplied(pattern, layers, key)
+            else:
+                self.add(Action.RECOMPUTE_COMMUNICATION, pattern, layers, key, full)
+
+    def unapplied(self, pattern: str, layers: frozenset[int], key: str) -> None:
+        self.reading.note(
+            "unapplied",
+            key,
+            f"'{pattern}' of layers {in_ranges(layers)}: MindFormers finds slots of communication, or cells, by it, "
+            f"and recomputes neither; no rule is made. To compute what the collectives of a cell give again, write "
+            f"`ops: {{Collective: must_recompute, '*': prefer_save}}` for it",
+        )
 
     def swap(self, given: _Swap) -> None:
         reading, prefetch = self.reading, given.default_prefetch
@@ -167,8 +175,14 @@ class _Reader:
     def patterns(self, action: Action, patterns: Patterns, key: str, whole: frozenset[int]) -> None:
         for pattern, specs in patterns.items():
             layers = self.layers(specs, f"{key}, '{pattern}'")
-            if self.understood(pattern, key):
+            if not self.understood(pattern, key):
+                continue
+            if not is_slot(pattern):
                 self.add(action, pattern, layers, key, whole)
+            elif action is Action.EXCLUDE:
+                self.add(Action.EXCLUDE_COMMUNICATION, pattern, layers, key, whole)
+            else:
+                self.unapplied(pattern, layers, key)
 
     def add(self, action: Action, pattern: str, layers: frozenset[int], key: str, whole: frozenset[int]) -> None:
         inside, within = _without_container(pattern)
@@ -220,6 +234,14 @@ class _Reader:
             found.update(range(low, high + 1))
             last = high
         return frozenset(found)
+
+
+_SLOT = re.compile(r"(?:.*[.])?(?:allgather|reducescatter|alltoall|alltoallsingle|allreduce)(?:\\?\.\*)?")
+
+
+def is_slot(pattern: str) -> bool:
+    """Whether a pattern names a slot of communication, which MindFormers calls `input.allgather` and the like."""
+    return _SLOT.fullmatch(pattern) is not None
 
 
 _CONTAINER = re.compile(r"layers(?:\\?\.\*|\\?\.\[0-9\]\+|\\?\.\\d\+)?\\?\.(?=[A-Za-z_(.])")

@@ -345,6 +345,30 @@ def test_layers_are_loaded_ahead_as_mindformers_does() -> None:
     ]
 
 
+def test_communication_that_is_a_function_is_computed_again_as_collectives_of_its_part() -> None:
+    settings = {"recompute_comm": {"enable": True, "select_module": {r"self_attention\.gather_fn": [0], "mlp": [1]}}}
+    done = convert_mindformers(settings, layers=4)
+    assert [(rule.rule["cells"], rule.rule["ops"]) for rule in done.rules] == [
+        ("**.layers.0.self_attention", {"Collective": "must_recompute", "*": "prefer_save"})
+    ]
+    assert [note.kind for note in done.notes if note.text.startswith("'mlp' of layers 1")] == ["unapplied"]
+
+
+def test_an_excluded_slot_keeps_the_collectives_of_its_part() -> None:
+    settings = full(0, exclude_op={r"mlp\.input\.allgather": [0]})
+    assert [rule.rule for rule in convert_mindformers(settings, layers=4).rules] == [
+        {"cells": "**.layers.0", "policy": "must_recompute"},
+        {"cells": "**.layers.0.mlp", "policy": "must_recompute", "ops": {"Collective": "must_save"}},
+    ]
+
+
+def test_a_selected_slot_is_reported_as_never_applied() -> None:
+    settings = {"recompute": {"mode": "select", "select_module": {"mlp.output.reducescatter": [0]}}}
+    done = convert_mindformers(settings, layers=4)
+    assert not done.rules
+    assert "unapplied" in {note.kind for note in done.notes}
+
+
 def test_swap_with_stages_is_said_and_has_no_pairs() -> None:
     settings = {"swap": {"enable": True, "layer_swap": [{"layers": ["0"]}]}}
     assert "prefetch" not in policy_of_mindformers(settings, layers=4, stages=2)

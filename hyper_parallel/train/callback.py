@@ -86,8 +86,8 @@ class PolicyCallback(Callback):
         self.plan: PolicyPlan | None = None
         """The applied plan; None before training begins."""
 
-    def on_train_begin(self, run_context: RunContext) -> None:
-        """Apply the plan; nothing to do if an earlier training has applied it to the same net.
+    def begin(self, run_context: RunContext) -> None:
+        """Apply the plan (`on_train_begin` calls this); nothing to do if it is applied to the same net already.
 
         Args:
             run_context: What `Model.train` gives to every callback.
@@ -97,7 +97,7 @@ class PolicyCallback(Callback):
         """
         self.apply_to(run_context.original_args().network)
 
-    def on_train_step_begin(self, run_context: RunContext) -> None:
+    def step_begin(self, run_context: RunContext) -> None:
         """Refuse a step whose beginning of training this callback hasn't seen.
 
         Args:
@@ -107,6 +107,20 @@ class PolicyCallback(Callback):
             PolicyError: The plan isn't applied.
         """
         self.require_applied()
+
+    def on_eval_begin(self, run_context: RunContext) -> None:
+        """Do nothing: evaluation keeps nothing for backward.
+
+        Args:
+            run_context: What `Model.eval` gives to every callback.
+        """
+
+    def on_eval_step_begin(self, run_context: RunContext) -> None:
+        """Do nothing.
+
+        Args:
+            run_context: What `Model.eval` gives to every callback.
+        """
 
     def apply_to(self, net: nn.Cell) -> PolicyPlan:
         """Apply the plan to a net, or to the cell in it that the file is about.

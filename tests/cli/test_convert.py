@@ -127,6 +127,12 @@ def test_a_place_that_cannot_be_written_is_told(config: Path, tmp_path: Path) ->
     assert "can't be written" in result.stderr
 
 
+def test_the_command_has_help() -> None:
+    result = convert("--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
 def test_a_file_that_does_not_exist_is_told(tmp_path: Path) -> None:
     result = convert(tmp_path / "none.yaml", "--layers", 4)
     assert result.exit_code == 2

@@ -70,6 +70,22 @@ def test_the_plan_is_applied_before_the_first_step_and_stays() -> None:
     assert spec_of(net[0]) is None
 
 
+def test_the_older_names_of_the_events_do_the_same() -> None:
+    callback, net = PolicyCallback(RECOMPUTE, say=lambda text: None), make()[1]
+    with pytest.raises(PolicyError, match="too late"):
+        callback.step_begin(SimpleNamespace())
+    callback.begin(SimpleNamespace(original_args=lambda: SimpleNamespace(network=net)))
+    callback.step_begin(SimpleNamespace())
+    assert spec_of(net[0]) is not None
+
+
+def test_evaluation_applies_nothing() -> None:
+    net = make()[1]
+    model = Model(net, nn.MSELoss(), metrics={"loss"})
+    model.eval(data(), callbacks=[PolicyCallback(RECOMPUTE)], dataset_sink_mode=False)
+    assert spec_of(net[0]) is None
+
+
 def test_a_second_training_goes_on_under_the_same_plan() -> None:
     model, _ = make()
     callback = PolicyCallback(RECOMPUTE, say=lambda text: None)

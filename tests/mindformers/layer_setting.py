@@ -38,7 +38,7 @@ def layer_settings(folder: Path) -> Iterator["Rules"]:
         log = logging.getLogger("mindformers")
         _module("mindformers.tools.logger", logger=log, _LogActionOnce=lambda **_: lambda function: function)
         _module("mindformers.tools.utils", is_pynative=lambda: False)
-        context = _module("mindformers.core.context", is_legacy_model=lambda: True)
+        _module("mindformers.core.context", is_legacy_model=lambda: True)
         configs = importlib.import_module("mindformers.modules.transformer.transformer")
         vars(sys.modules["mindformers.modules.transformer"]).update(
             TransformerSwapConfig=configs.TransformerSwapConfig,
@@ -46,7 +46,7 @@ def layer_settings(folder: Path) -> Iterator["Rules"]:
         )
         module = importlib.import_module("mindformers.parallel_core.training_graph.transformer.utils")
         assert Path(module.__file__ or "").is_relative_to(folder)
-        yield Rules(module, configs, context)
+        yield Rules(module, configs)
     finally:
         for name in names_loaded():
             del sys.modules[name]
@@ -62,8 +62,8 @@ def _module(name: str, **content: Any) -> ModuleType:
 class Rules:
     """Runs `LayerSetting` on layers that write down what it does to them."""
 
-    def __init__(self, module: Any, configs: Any, context: Any) -> None:
-        self._module, self._configs, self._context = module, configs, context
+    def __init__(self, module: Any, configs: Any) -> None:
+        self._module, self._configs = module, configs
 
     def calls(
         self,
@@ -75,15 +75,23 @@ class Rules:
         interleave: int = 1,
         offset: Any = 0,
         zero_bubble_v: bool = False,
+        legacy: bool = True,
     ) -> Calls:
-        """What MindFormers does to each layer of a legacy model; `inside` are the paths of operators in a layer."""
+        """What MindFormers does to each layer; `inside` are the paths of operators in a layer."""
         self._context_says(interleave > 1, zero_bubble_v)
-        config = SimpleNamespace(
-            pipeline_stage=stages,
-            gradient_aggregation_group=4,
-            recompute=self._configs.TransformerRecomputeConfig(**settings.get("recompute_config", {})),
-            swap=self._configs.TransformerSwapConfig(**settings.get("swap_config", {})),
-        )
+        self._module.is_legacy_model = lambda: legacy
+        recompute, swap = settings.get("recompute_config", {}), settings.get("swap_config", {})
+        config = SimpleNamespace(gradient_aggregation_group=4)
+        if legacy:
+            config.pipeline_stage = stages
+            config.recompute = self._configs.TransformerRecomputeConfig(**recompute)
+            config.swap = self._configs.TransformerSwapConfig(**swap)
+        else:
+            config.pipeline_model_parallel_size = stages
+            vars(config).update(self._configs.TransformerRecomputeConfig(**recompute).to_dict())
+            config.cpu_offloading = swap.get("cpu_offloading", False)
+            config.cpu_offloading_num_layers = swap.get("cpu_offloading_num_layers")
+            config.op_swap = swap.get("op_swap")
         setting = self._module.LayerSetting(layers, offset, config, interleave)
         found = {}
         for layer in range(layers):
@@ -97,6 +105,7 @@ class Rules:
     ) -> list[int]:
         """The pipeline stage of every layer."""
         self._context_says(interleave > 1, zero_bubble_v)
+        self._module.is_legacy_model = lambda: True
         config = SimpleNamespace(
             pipeline_stage=stages,
             gradient_aggregation_group=4,

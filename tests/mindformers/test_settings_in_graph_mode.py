@@ -85,7 +85,12 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"layers": 96, "stages": 8},
     ),
     "8 all, and patterns": (
-        {"recompute_config": {"recompute": True, "select_recompute": [MUL, r"attention_norm\.norm"]}},
+        {
+            "recompute_config": {
+                "recompute": True,
+                "select_recompute": [r"mlp\.activation_func\.mul", r"input_layernorm\.cast"],
+            }
+        },
         {"layers": 8},
     ),
     "9 false by stage, patterns by chunk": (
@@ -166,6 +171,31 @@ def beside_communication(said: Said) -> Said:
 def test_a_shape_of_public_configurations_names_what_mindformers_sets(rules: Rules, shape: str) -> None:
     content, options = SHAPES[shape]
     assert beside_communication(converted(content, **options)) == written_down(rules.calls(content, INSIDE, **options))
+
+
+MCORE_INSIDE = [
+    "mlp.mul",
+    "mlp.activation_func.silu",
+    "mlp.shared_experts.mul",
+    "mlp.shared_experts.activation_func.silu",
+]
+
+MCORE: dict[str, dict[str, Any]] = {
+    "MindFormers' own patterns": {"recompute_config": {"select_recompute": [2, 1]}},
+    "layers": {"recompute_config": {"recompute": [2, 1]}},
+    "swapped layers by their other names": {
+        "swap_config": {
+            "cpu_offloading": True,
+            "cpu_offloading_num_layers": [{"backward_prefetch": 1, "layers": [0, 5]}],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("case", MCORE)
+def test_settings_of_mcore_models_name_what_mindformers_sets(rules: Rules, case: str) -> None:
+    where: dict[str, Any] = {"layers": 6, "stages": 2, "legacy": False}
+    assert converted(MCORE[case], **where) == written_down(rules.calls(MCORE[case], MCORE_INSIDE, **where))
 
 
 def test_the_golden_vector_of_mindformers_documentation(rules: Rules) -> None:

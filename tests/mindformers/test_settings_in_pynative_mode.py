@@ -41,6 +41,7 @@ SETTINGS: dict[str, Settings] = {
     "alternatives in brackets": select(**{r"self_attention\.linear_(qkv|proj)|(?:mlp)\.linear_fc1": ["1"]}),
     "the end of a name": select(**{r".*layernorm": ["0", "3"]}),
     "at any depth": select(**{r".*\.linear_proj": ["0-3"]}),
+    "an expression that dotted patterns can't say": select(**{r"mlp\.\w+_fc\d": ["0-2"]}),
     "an unescaped dot": select(**{"self_attention.core_attention": ["0-2"]}),
     "parents cover children": select(self_attention=["0-3"], **{r"self_attention\.linear_qkv": ["0-3"]}),
     "full layers in mode select": {

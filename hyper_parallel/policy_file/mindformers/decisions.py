@@ -166,7 +166,10 @@ def _where_it_acts(reading: Reading, target: Target, place: Place) -> frozenset[
         if overruled:
             text = f"{what}: not in layers {in_ranges(overruled)}, which are recomputed; recompute wins over swap"
             reading.note("meaning", target.source, text)
-        return target.layers - overruled - _swapped_as_a_whole(reading, target)
+        whole = reading.layers_of(Action.SWAP, pattern=None) if target.pattern is not None else frozenset()
+        if covered := target.layers & whole:
+            reading.note("inert", target.source, f"{what}: layers {in_ranges(covered)} are swapped as a whole")
+        return target.layers - overruled - whole
     if target.action is Action.SWAP:
         return target.layers
     if target.action is Action.EXCLUDE and reading.dialect is Dialect.GRAPH and not place.operators:
@@ -181,10 +184,6 @@ def _where_it_acts(reading: Reading, target: Target, place: Place) -> frozenset[
             reading.note("inert", target.source, text)
         return target.layers & replayed
     return target.layers
-
-
-def _swapped_as_a_whole(reading: Reading, target: Target) -> frozenset[int]:
-    return reading.layers_of(Action.SWAP, pattern=None) if target.pattern is not None else frozenset()
 
 
 def _recomputed_around(reading: Reading, target: Target) -> frozenset[int]:

@@ -157,6 +157,37 @@ REFUSED = {
         {},
         r"Reshape can't be MUST_SWAP",
     ),
+    "excluded and swapped": (
+        {**full(0, exclude_op={"mlp": [0]}), "swap": {"enable": True, "op_swap": [{"op_name": "mlp", "layers": [0]}]}},
+        {},
+        r"mlp: in layers 0 it is excluded from recomputing, and swapped",
+    ),
+    "a part of no operator's name": (full(0, exclude_op=["matmu1"]), {}, r"'matmu1' is in the name of no operator"),
+    "nothing for a part of a name": (full(0, exclude_op=[" "]), {}, r"expected a part of an operator's name"),
+    "a list by stage under zero_bubble_v": (
+        {
+            **graph(recompute=[1, 1]),
+            "parallel": {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "zero_bubble_v"}},
+            "model": {"model_config": {"pp_interleave_num": 2}},
+        },
+        {"stages": 2},
+        r"zero_bubble_v takes one list per interleave chunk",
+    ),
+    "a word in a list of chunks": (
+        graph(recompute=[["a", 1]]),
+        {"stages": 2},
+        r"chunk 0 is \['a', 1\], expected true, false, or a list of counts",
+    ),
+    "a word for layers": (
+        swapping(layer_swap=[{"backward_prefetch": 1, "layers": "all"}]),
+        {},
+        r"got 'all', expected true, false, or a list of layer numbers",
+    ),
+    "a word in a list of layers": (
+        swapping(layer_swap=[{"backward_prefetch": 1, "layers": ["0"]}]),
+        {},
+        r"has '0', expected layer numbers from 0 to 3",
+    ),
     "no pattern": (graph(select_recompute={3: True}), {}, r"'3' must be a pattern"),
     "an offset that doesn't add up": (graph(recompute=True), {"layers": 5, "stages": 2}, r"must add up to 1"),
     "an offset for other stages": (
@@ -335,6 +366,25 @@ def test_in_graph_mode_they_get_what_the_last_layer_gets() -> None:
         rule.rule["cells"] for rule in convert_mindformers(graph(recompute=[0, 1]), layers=2, stages=2, mtp=1).rules
     ]
     assert cells == ["**.decoder.layers.1", "**.mtp.layers.0"]
+
+
+def test_where_patterns_meet_on_one_operator_recompute_wins_over_swap_and_excluding_over_both() -> None:
+    settings = {
+        **graph(recompute=[0], select_recompute={MUL: [0]}),
+        **swapping(op_swap=[{"op_name": r"feed_forward\.w1\.mul", "backward_prefetch": 1, "layers": [0, 1]}]),
+    }
+    rules = convert_mindformers(settings, layers=4).policy["rules"]
+    assert {rule["cells"]: rule.get("ops", {}).get("Mul") for rule in rules} == {
+        "**.layers.0": None,
+        "**.layers.1.feed_forward": "must_swap",
+    }
+    both = {
+        **graph(select_recompute={MUL: [1]}),
+        **swapping(op_swap=[{"op_name": r"feed_forward\.w1\.mul", "backward_prefetch": 1, "layers": [1]}]),
+    }
+    done = convert_mindformers(both, layers=4)
+    assert [rule.rule["ops"]["Mul"] for rule in done.rules] == ["must_recompute"]
+    assert "meaning" in {note.kind for note in done.notes if note.key == "swap_config, op_swap"}
 
 
 def test_layers_are_loaded_ahead_as_mindformers_does() -> None:

@@ -68,7 +68,7 @@ def too_many(texts: Iterable[str]) -> bool:
 def _repetitions(text: str) -> int:
     product = 1
     for counts in _COUNTS.finditer(text[:_LONGEST]):
-        product *= max(1, *(int(count[:9]) for count in counts.groups() if count))
+        product *= max([1, *(int(count[:9]) for count in counts.groups() if count)])
     return product
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from hyper_parallel.cli.errors import UserError, user_errors
+from hyper_parallel.cli.errors import policy_errors, user_errors
 from hyper_parallel.cli.options import json_option, model_of, stage_option
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file import PlanRow, load_policy
@@ -35,18 +35,11 @@ def check(policy: str, model: str | None, stage: int | None, as_json: bool) -> N
     The exit status is 2 if something is wrong. With --json, the mistakes of the file are then printed one by one, each
     with its place.
     """
-    try:
+    with policy_errors(as_json, policy_file=policy):
         if model is None:
             _check_file(policy, stage, as_json)
         else:
             _check_model(policy, model, stage, as_json)
-    except PolicyError as error:
-        if as_json and error.problems:
-            click.echo(
-                json.dumps({"policy_file": policy, "problems": [_problem(each) for each in error.problems]}, indent=2)
-            )
-            raise SystemExit(UserError.exit_code) from error
-        raise UserError(str(error)) from error
 
 
 def _check_file(policy: str, stage: int | None, as_json: bool) -> None:
@@ -77,7 +70,3 @@ def _check_model(policy: str, model: str, stage: int | None, as_json: bool) -> N
 
 def _plain(row: PlanRow) -> dict[str, Any]:
     return dataclasses.asdict(row) | {"policy": row.policy.name.lower()}
-
-
-def _problem(problem: Any) -> dict[str, Any]:
-    return {"message": problem.message} | (problem.position._asdict() if problem.position is not None else {})

@@ -8,8 +8,9 @@ import click
 import yaml
 from rich.console import Console
 
-from hyper_parallel.cli.errors import UserError, user_errors
+from hyper_parallel.cli.errors import UserError, policy_errors, user_errors
 from hyper_parallel.cli.options import json_option
+from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file.mindformers import Conversion, as_yaml, convert_mindformers, mindformers_of_policy
 from hyper_parallel.policy_file.mindformers.layer_ranges import in_ranges
 from hyper_parallel.report.tables import table
@@ -63,7 +64,7 @@ def convert(
     if target == "mindformers":
         if layers is None:
             raise UserError("--to mindformers needs --layers: MindFormers' settings name layers by number")
-        with user_errors():
+        with policy_errors(as_json, source=config), user_errors(but=PolicyError):
             blocks = mindformers_of_policy(
                 config,
                 layers=layers,
@@ -74,11 +75,11 @@ def convert(
                 mtp=mtp or 0,
                 container=(container or "layers").split(".")[-1],
             )
-        _write_blocks(blocks, config, output)
+        _write_blocks(blocks, config, output, as_json)
         return
     named: dict[str, str | tuple[str, ...]] = dict.fromkeys(cells, ())
     named |= dict(_operator(text) for text in operators)
-    with user_errors():
+    with policy_errors(as_json, source=config), user_errors(but=PolicyError):
         done = convert_mindformers(
             config,
             layers=layers,
@@ -102,14 +103,15 @@ def convert(
         _show(done, output)
 
 
-def _write_blocks(blocks: dict[str, Any], config: str, output: Path | None) -> None:
+def _write_blocks(blocks: dict[str, Any], config: str, output: Path | None, as_json: bool) -> None:
     text = f"# From {Path(config).name}, by `hyper-parallel convert --to mindformers`.\n"
     text += yaml.safe_dump(blocks, sort_keys=False) if blocks else "{}\n"
-    if output is None:
-        click.echo(text, nl=False)
-    else:
+    if output is not None:
         _write(output, text)
-        click.echo(f"written to {output}")
+    if as_json:
+        click.echo(json.dumps(blocks, indent=2))
+    else:
+        click.echo(text if output is None else f"written to {output}\n", nl=False)
 
 
 def _show(done: Conversion, output: Path) -> None:

@@ -127,6 +127,21 @@ def test_a_place_that_cannot_be_written_is_told(config: Path, tmp_path: Path) ->
     assert "can't be written" in result.stderr
 
 
+def test_mistakes_are_json_with_their_places_where_json_is_asked_for(config: Path) -> None:
+    result = convert(config, "--layers", 4, "--json")
+    assert result.exit_code == 2
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert (problem["line"], problem["column"]) == (3, 14)
+    assert "is about 2 stages" in problem["message"]
+
+
+def test_settings_are_json_where_json_is_asked_for(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: 1\nrules:\n  - cells: layers.0\n    policy: must_recompute\n")
+    result = convert(policy, "--to", "mindformers", "--layers", 4, "--json")
+    assert json.loads(result.stdout) == {"recompute": {"mode": "full", "full_recompute_layer": ["0"]}}
+
+
 def test_the_command_has_help() -> None:
     result = convert("--help")
     assert result.exit_code == 0

@@ -7,6 +7,7 @@ from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file.loading import read_policy_file
 from hyper_parallel.policy_file.mindformers.layer_policies import LayerPolicies
 from hyper_parallel.policy_file.mindformers.pipeline import graph_pipeline
+from hyper_parallel.policy_file.mindformers.settings import require_number
 from hyper_parallel.policy_file.mindformers.targets import Dialect
 from hyper_parallel.policy_file.mindformers.to_graph import graph_blocks
 from hyper_parallel.policy_file.mindformers.to_pynative import pynative_blocks
@@ -59,6 +60,8 @@ def mindformers_of_policy(
     """
     to = Dialect(dialect)
     read = read_policy_file(source)
+    for key, value in (("layers", layers), ("stages", stages), ("interleave", interleave), ("mtp", mtp)):
+        require_number(read.name, key, value)
     policies = LayerPolicies(read, layers, mtp, container)
     if to is Dialect.PYNATIVE:
         blocks = pynative_blocks(policies, prefetch)

@@ -18,6 +18,8 @@ PYNATIVE_BLOCKS = ("recompute", "recompute_comm", "swap")
 
 _LAYER_KEYS = ("num_layers", "num_hidden_layers", "n_layer")
 _MTP_KEYS = ("mtp_num_layers", "num_nextn_predict_layers", "mtp_depth")
+_BOUNDS = {"layers": (1, 10_000), "stages": (1, 1_000), "interleave": (1, 100), "mtp": (0, 100)}
+"""Least and most of each number: a file can't keep a reader busy for long."""
 _OF_PYNATIVE = {"mode", "full_recompute_layer", "select_module", "exclude_op"}
 _OF_RECOMPUTE = {
     "select_recompute",
@@ -183,7 +185,7 @@ def read_settings(
             if key == "layers" and before not in (None, value):
                 found.notes.append(("assumed", key, f"{value}, as given; the file says {before}"))
             setattr(found, key, value)
-        _require_number(name, key, getattr(found, key))
+        require_number(name, key, getattr(found, key))
     if offset is not None:
         found.offset = offset
     if "use_legacy" not in content and legacy is None and "recompute_config" in blocks:
@@ -260,11 +262,22 @@ def _first(model: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return next((model[key] for key in keys if model.get(key) is not None), None)
 
 
-def _require_number(name: str, key: str, value: Any) -> None:
+def require_number(name: str, key: str, value: Any) -> None:
+    """Check a number of layers, stages, chunks, or layers for multi-token prediction.
+
+    Args:
+        name: The file, for messages.
+        key: `layers`, `stages`, `interleave` or `mtp`.
+        value: The number; None: it isn't known.
+
+    Raises:
+        TypeError: It is no whole number.
+        PolicyError: It is too small, or larger than any net has.
+    """
     if value is None:
         return
-    least = 0 if key == "mtp" else 1
+    least, most = _BOUNDS[key]
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: {key} must be a whole number, but is {value!r}")
-    if value < least:
-        raise PolicyError(f"{name}: {key} must be at least {least}, but is {value}")
+    if not least <= value <= most:
+        raise PolicyError(f"{name}: {key} must be at least {least} and at most {most:,}, but is {value}")

@@ -214,6 +214,7 @@ REFUSED = {
     ),
     "layers that don't divide": (full(0), {"layers": 5, "stages": 2}, r"can't be split evenly"),
     "layers said nowhere": (full(0), {"layers": None}, r"give layers= \(--layers N\)"),
+    "more layers than any net has": (full(0), {"layers": 10**12}, r"at most 10,000, but is 1000000000000"),
     "no layers": (full(0), {"layers": 0}, r"layers must be at least 1"),
 }
 

@@ -259,3 +259,8 @@ def test_pairs_that_load_ahead_have_no_words_in_graph_mode() -> None:
 def test_a_dialect_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="legacy"):
         mindformers_of_policy({"version": 1}, layers=LAYERS, dialect="legacy")
+
+
+def test_more_layers_than_any_net_has_are_refused() -> None:
+    with pytest.raises(PolicyError, match="layers must be at least 1 and at most 10,000"):
+        mindformers_of_policy({"version": 1}, layers=10**9)

@@ -15,7 +15,7 @@ from mindspore import nn
 from hyper_parallel import PolicyError
 from hyper_parallel.core.activation_memory.spec import spec_of
 from hyper_parallel.train.mindformers import FOLDER
-from tests.mindformers.conftest import names_loaded
+from tests.mindformers.conftest import VERSIONS, names_loaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train" / "mindformers" / "train.yaml"
 POLICY = {"version": 1, "rules": [{"cells": "layers.*", "policy": "must_recompute"}]}
@@ -31,9 +31,9 @@ _PACKAGES = (
 )
 
 
-@pytest.fixture
+@pytest.fixture(params=VERSIONS)
 def modules(
-    unpacked: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, unpacked: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[ModuleType, ModuleType]]:
     """MindFormers' register and its PyNative callbacks, alone; what it copies goes to a folder of the test."""
     assert not names_loaded(), "MindFormers was imported before"
@@ -45,9 +45,9 @@ def modules(
     try:
         for name in _PACKAGES:  # empty: their __init__ would import all of MindFormers
             package = ModuleType(name)
-            package.__path__ = [str(unpacked["2.1.0"] / name.replace(".", "/"))]
+            package.__path__ = [str(unpacked[request.param] / name.replace(".", "/"))]
             sys.modules[name] = package
-        vars(sys.modules["mindformers"])["__version__"] = "2.1.0"
+        vars(sys.modules["mindformers"])["__version__"] = request.param
         _stub("mindformers.tools.logger", logger=logging.getLogger("mindformers"))
         _stub("mindformers.tools.generic", working_or_temp_dir=None)
         _stub("mindformers.core.context", is_legacy_model=lambda: False)

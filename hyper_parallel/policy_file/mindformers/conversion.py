@@ -175,6 +175,10 @@ def convert_mindformers(
     )
     if not found.trains:
         reading.note("inert", "run_mode", "it is predict: nothing is kept for backward, so the rules do nothing there")
+    for key in sorted(set(leave_out) - found.left_out):
+        reading.problem("leave_out", f"{key} isn't a key that can't be converted here; take it out")
+    for name in sorted(names.unused):
+        reading.problem("operators", f"no pattern ends in {name}; take it out")
     if reading.problems:
         raise policy_error(found.name, [found.problem(key, what) for key, what in reading.problems])
     if per_chunk is None:

@@ -110,6 +110,8 @@ class Names:
 
     def __init__(self, operators: Mapping[str, tuple[str, ...]], *, split_on_escaped_dots: bool) -> None:
         self._operators = {**OPERATORS, **operators}
+        self.unused = set(operators)
+        """Attributes that the user told about, and that no pattern has named so far."""
         self._split = split_on_escaped_dots
 
     def places(self, pattern: str) -> list[Place]:
@@ -164,7 +166,9 @@ class Names:
 
     def operators_of(self, name: str) -> tuple[str, ...]:
         """Give the operators that an attribute holds; none if it is taken for a cell."""
-        return self._operators.get(name, self._operators.get(name.rstrip("0123456789"), ()))
+        without_number = name.rstrip("0123456789")
+        self.unused -= {name, without_number}
+        return self._operators.get(name, self._operators.get(without_number, ()))
 
 
 _ANY = "\0"

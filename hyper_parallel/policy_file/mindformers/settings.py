@@ -54,6 +54,8 @@ class Settings:
     """Whether the configuration trains at all."""
     leave_out: Collection[str] = ()
     """Keys that the user wants left out, since they can't be converted."""
+    left_out: set[str] = field(default_factory=set)
+    """Those of them that were."""
     notes: list[tuple[str, str, str]] = field(default_factory=list)
     text: YamlText | None = None
     """The file's text, with the places of the values in it."""
@@ -109,6 +111,7 @@ class Settings:
             why: Why it can't be converted.
         """
         if name in self.leave_out:
+            self.left_out.add(name)
             reading.note("left out", key, why)
         else:
             reading.problem(key, f"{why}; to convert the rest without it, give leave_out={name} (--leave-out {name})")
@@ -186,6 +189,10 @@ def read_settings(
                 found.notes.append(("assumed", key, f"{value}, as given; the file says {before}"))
             setattr(found, key, value)
         require_number(name, key, getattr(found, key))
+    if dialect is Dialect.PYNATIVE and (offset is not None or legacy is not None):
+        what = "offset" if offset is not None else "legacy"
+        where = "; which layers are in which stage stands in parallelism, pipeline_parallel_layers_per_stage"
+        raise PolicyError(f"{name}: {what} is for graph mode, but this is PyNative mode{where if offset else ''}")
     if offset is not None:
         found.offset = offset
     if "use_legacy" not in content and legacy is None and "recompute_config" in blocks:

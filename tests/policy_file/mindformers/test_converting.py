@@ -214,6 +214,10 @@ REFUSED = {
     ),
     "layers that don't divide": (full(0), {"layers": 5, "stages": 2}, r"can't be split evenly"),
     "layers said nowhere": (full(0), {"layers": None}, r"give layers= \(--layers N\)"),
+    "an offset in PyNative mode": (full(0), {"offset": [0]}, r"offset is for graph mode"),
+    "old models in PyNative mode": (full(0), {"legacy": True}, r"legacy is for graph mode"),
+    "leaving out what converts": (graph(recompute=True), {"leave_out": ["recompute"]}, r"leave_out: recompute isn't"),
+    "an operator that no pattern names": (graph(), {"operators": {"act": "SiLU"}}, r"no pattern ends in act"),
     "more layers than any net has": (full(0), {"layers": 10**12}, r"at most 10,000, but is 1000000000000"),
     "no layers": (full(0), {"layers": 0}, r"layers must be at least 1"),
 }

@@ -123,8 +123,8 @@ def test_a_tab_is_named_where_it_stands(write: Write) -> None:
 def test_every_key_that_is_given_twice_is_named(write: Write) -> None:
     text = "version: 1\nswap:\n  tier: file\n  tier: host\nrules:\n  - {cells: a, cells: b, policy: must_save}\n"
     found = message(write(text))
-    assert "policy.yaml:4:3: the key 'tier' is given twice (first in line 3)" in found
-    assert "policy.yaml:6:16: the key 'cells' is given twice (first in line 6)" in found
+    assert "policy.yaml:4:3: malformed YAML: the key 'tier' is given twice (first in line 3)" in found
+    assert "policy.yaml:6:16: malformed YAML: the key 'cells' is given twice (first in line 6)" in found
 
 
 @pytest.mark.parametrize(

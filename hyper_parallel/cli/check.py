@@ -1,17 +1,16 @@
-"""``hyper-parallel check``: what a policy file does to a model, before anything is trained."""
+"""``hyper-parallel check``: whether a policy file is right, and what it does to a model, before anything is trained."""
 
-import contextlib
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import click
 from rich.console import Console
 
-from hyper_parallel.cli.errors import user_errors
-from hyper_parallel.cli.loading import load_model_and_inputs
-from hyper_parallel.policy_file import PlanRow
+from hyper_parallel.cli.errors import policy_errors, user_errors
+from hyper_parallel.cli.options import json_option, model_of, stage_option
+from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.policy_file import PlanRow, load_policy
 from hyper_parallel.policy_file.loading import read_policy_file
 from hyper_parallel.policy_file.resolve import resolve
 from hyper_parallel.report.tables import table
@@ -19,23 +18,46 @@ from hyper_parallel.report.tables import table
 
 @click.command()
 @click.argument("policy", metavar="POLICY")
-@click.option("--model", required=True, metavar="MODULE:FACTORY", help="What makes the model.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def check(policy: str, model: str, as_json: bool) -> None:
-    """Validate the policy file POLICY against a model, and print what each cell gets.
+@click.option(
+    "--model",
+    metavar="MODULE:FACTORY",
+    help="What makes the model. This imports the module and runs the factory: it executes their code.",
+)
+@stage_option
+@json_option
+def check(policy: str, model: str | None, stage: int | None, as_json: bool) -> None:
+    """Validate the policy file POLICY, and print what each cell of a model gets.
 
-    MODULE:FACTORY names a function without arguments that returns a Cell, or (Cell, tuple of inputs). The module is
-    looked for in the current directory too. Note that this imports the module and runs the factory: it executes their
-    code.
+    Without a model only the file is looked at, and its rules are printed. MODULE:FACTORY names a function without
+    arguments that returns a Cell, or (Cell, tuple of inputs). The module is looked for in the current directory too.
+    Note that this imports the module and runs the factory: it executes their code. Nothing in POLICY is ever executed.
+
+    The exit status is 2 if something is wrong. With --json, the mistakes of the file are then printed one by one, each
+    with its place.
     """
-    with user_errors():
-        source = read_policy_file(policy)
-        # What the module prints must not get into the JSON.
-        with contextlib.redirect_stdout(sys.stderr):
-            net, _ = load_model_and_inputs(model)
-        resolution = resolve(source, net, source.file.swap)
+    with policy_errors(as_json, policy_file=policy):
+        if model is None:
+            _check_file(policy, stage, as_json)
+        else:
+            _check_model(policy, model, stage, as_json)
+
+
+def _check_file(policy: str, stage: int | None, as_json: bool) -> None:
+    with user_errors(but=PolicyError):
+        plan = load_policy(policy, stage=stage)
     if as_json:
-        plan = {"policy_file": policy, "model": model, "rows": [_plain(row) for row in resolution.rows]}
+        click.echo(json.dumps({"policy_file": policy, "problems": [], "policy": plan.to_plain_values()}, indent=2))
+    else:
+        click.echo(plan.describe())
+
+
+def _check_model(policy: str, model: str, stage: int | None, as_json: bool) -> None:
+    with user_errors(but=PolicyError):
+        source = read_policy_file(policy)
+        net, _ = model_of(model)
+        resolution = resolve(source, net, source.file.swap, stage)
+    if as_json:
+        plan = {"policy_file": policy, "model": model, "problems": [], "rows": [_plain(row) for row in resolution.rows]}
         click.echo(json.dumps(plan | {"notes": resolution.notes}, indent=2))
         return
     columns = [(heading, "left") for heading in ("cell", "class", "policy", "why", "what it keeps")]

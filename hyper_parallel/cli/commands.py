@@ -3,8 +3,12 @@
 import click
 
 from hyper_parallel.cli.check import check
+from hyper_parallel.cli.convert import convert
 from hyper_parallel.cli.demo import demo
+from hyper_parallel.cli.diff import diff
+from hyper_parallel.cli.explain import explain
 from hyper_parallel.cli.ops import ops
+from hyper_parallel.cli.schema import schema
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -13,6 +17,5 @@ def command() -> None:
     """Say what happens to the activations that backward needs: keep, recompute or swap to host."""
 
 
-command.add_command(check)
-command.add_command(demo)
-command.add_command(ops)
+for each in (check, convert, demo, diff, explain, ops, schema):
+    command.add_command(each)

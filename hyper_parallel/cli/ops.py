@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hyper_parallel.cli.errors import UserError
 from hyper_parallel.cli.loading import in_words, load_model_and_inputs
+from hyper_parallel.cli.options import json_option, model_option
 from hyper_parallel.report.operators import OperatorRow, measure_operators
 from hyper_parallel.report.tables import table
 
@@ -24,10 +25,10 @@ _CELLS_SHOWN = 3
 
 
 @click.command()
-@click.option("--model", required=True, metavar="MODULE:FACTORY", help="What makes the model and its inputs.")
+@model_option
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Forwards that are timed.")
 @click.option("--sort", type=click.Choice(list(_ORDERS)), default="bytes", show_default=True, help="Largest first.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def ops(model: str, steps: int, sort: str, as_json: bool) -> None:
     """List the operators that a forward of a model runs, by the names that a policy's `ops` takes.
 

@@ -4,6 +4,8 @@ What is about activation memory derives from `ActivationMemoryError`, so that on
 bad policy is a ValueError or TypeError, too. Other mistakes in arguments are the built-in TypeError and ValueError.
 """
 
+from typing import Any
+
 
 class ActivationMemoryError(Exception):
     """Base of every error that is about activation memory."""
@@ -11,6 +13,9 @@ class ActivationMemoryError(Exception):
 
 class PolicyError(ActivationMemoryError, ValueError):
     """A policy is no policy, contradicts another one, matches nothing, or can't be honoured."""
+
+    problems: tuple[Any, ...] = ()
+    """Of a policy file: all that is wrong with it, one by one, each with a `message` and a `position` in the file."""
 
 
 class PolicyTypeError(PolicyError, TypeError):

@@ -2,6 +2,7 @@
 
 from hyper_parallel.policy_file.plan import PolicyPlan, apply_policy, load_policy
 from hyper_parallel.policy_file.resolve import PlanRow
-from hyper_parallel.policy_file.schema import PolicyFile, Rule
+from hyper_parallel.policy_file.rule import Rule
+from hyper_parallel.policy_file.schema import PolicyFile, json_schema
 
-__all__ = ["PlanRow", "PolicyFile", "PolicyPlan", "Rule", "apply_policy", "load_policy"]
+__all__ = ["PlanRow", "PolicyFile", "PolicyPlan", "Rule", "apply_policy", "json_schema", "load_policy"]

@@ -19,10 +19,11 @@ class Node:
     parent: "Node | None"
     children: list["Node"] = field(default_factory=list)
 
-    @property
-    def runs(self) -> bool:
+    def __post_init__(self) -> None:
+        self.name = self.path.rpartition(".")[2]
+        """The last segment of the path."""
+        self.runs = "construct" in vars(self.cell) or type(self.cell).construct not in _HOLDERS
         """Whether the cell has a construct of its own. CellList and CellDict have none: they only hold cells."""
-        return "construct" in vars(self.cell) or type(self.cell).construct not in _HOLDERS
 
     @property
     def class_name(self) -> str:

@@ -3,35 +3,57 @@
 from collections.abc import Iterable, Sequence
 
 from hyper_parallel.core.activation_memory.operator_policy import Table
-from hyper_parallel.policy_file.resolve import PlanRow, Resolution, size_in_words
-from hyper_parallel.policy_file.schema import PolicyFile, Rule
+from hyper_parallel.policy_file.loading import Source
+from hyper_parallel.policy_file.resolve import PlanRow, Resolution
+from hyper_parallel.policy_file.rule import Rule
+from hyper_parallel.policy_file.sizes import size_in_words
+from hyper_parallel.policy_file.specs import selection_of
 
 _HEAD = ("path", "cell", "policy", "why", "keeps")
 _NET = "(the net)"
 
 
-def rules_as_text(file: PolicyFile) -> list[str]:
+def rules_as_text(source: Source) -> list[str]:
     """Write a file that isn't worked out for a net yet.
 
     Args:
-        file: The validated file.
+        source: The validated file.
 
     Returns:
-        One line per rule, one for the default, and one for the swap settings that are given.
+        One line per rule (those of each stage after the common ones), one for the default, one per pair of layers that
+        are loaded ahead, and one for the swap settings that are given.
     """
-    cells = [(f"rule {number}", rule.cells, _says(rule)) for number, rule in enumerate(file.rules, 1)]
-    cells.append(("default", "any other cell", file.default.name.lower()))
-    lines = _aligned(cells)
-    given = file.swap.model_dump(include=file.swap.model_fields_set)
+    rules = [*source.common, *(placed for rules in source.staged for placed in rules)]
+    lines = [(placed.label, placed.rule.selector, rule_in_words(placed.rule)) for placed in rules]
+    lines.append(("default", "any other cell", source.file.default.name.lower()))
+    lines += [(pair.label, pair.load, f"loaded when backward reaches {pair.at}") for pair in source.pairs]
+    text = _aligned(lines)
+    given = source.file.swap.model_dump(include=source.file.swap.model_fields_set)
     if given:
-        lines.append("swap: " + ", ".join(f"{key} {_setting(value)}" for key, value in given.items()))
-    return lines
+        text.append("swap: " + ", ".join(f"{key} {_setting(value)}" for key, value in given.items()))
+    return text
 
 
-def _says(rule: Rule) -> str:
-    inputs = " + swapped inputs" if rule.swap_inputs else ""
-    operators = f" + operators: {Table(rule.ops, rule.cells)}" if rule.ops else ""
-    return rule.policy.name.lower() + inputs + operators
+def rule_in_words(rule: Rule) -> str:
+    """What a rule says, in one line."""
+    parts = [rule.policy.name.lower()]
+    if rule.swap_inputs:
+        parts.append("swapped inputs")
+    if rule.determinism_check == "values":
+        parts.append("values compared")
+    if rule.ops:
+        parts.append(f"operators: {Table(rule.ops, rule.selector)}")
+    if rule.preset:
+        parts.append(f"preset {', '.join(rule.preset)}")
+    if rule.tensors is not None:
+        parts.append(f"tensors {selection_of(rule.tensors)}")
+    if rule.exclude:
+        parts.append(f"without {', '.join(rule.exclude)}")
+    if rule.keep_collectives:
+        parts.append("collectives kept")
+    if rule.allow_cache_entry_mutation:
+        parts.append("kept results may be written")
+    return " + ".join(parts)
 
 
 def resolution_as_text(resolution: Resolution) -> list[str]:

@@ -1,59 +1,100 @@
-"""From a path or a dict to a validated `PolicyFile`, or one `PolicyError` that names every mistake."""
+"""From a path or a dict to one validated `Source`, with all files that it includes."""
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from reprlib import Repr
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-
-import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
-from hyper_parallel.policy_file.schema import POLICY_NAMES, PolicyFile, Rule, did_you_mean
+from hyper_parallel.policy_file.document import DICT_SOURCE, Document, document_of
+from hyper_parallel.policy_file.names import did_you_mean
+from hyper_parallel.policy_file.problems import Problem, policy_error
+from hyper_parallel.policy_file.rule import Rule
+from hyper_parallel.policy_file.schema import Entry, PolicyFile, Stage
+from hyper_parallel.policy_file.wording import Loc, brief
 
-DICT_SOURCE = "dict"
+_MOST_FILES = 50
+_MOST_RULES = 10_000
+_MOST_LEVELS = 20
+_SUFFIXES = (".yaml", ".yml")
 
-_MOST_LEVELS = 50
 
-_EXPECTED = {
-    "version": "version: 1",
-    "default": f"one of {', '.join(POLICY_NAMES)}",
-    "rules": "a list of rules, each with cells, and policy or ops",
-    "rule": "a mapping with cells, and policy or ops",
-    "cells": "a dotted path such as 'layers.*.mlp', in quotes",
-    "policy": f"one of {', '.join(POLICY_NAMES)}",
-    "swap_inputs": "true or false",
-    "determinism_check": "operators or values",
-    "ops": "a mapping from operators to policies",
-    "allow_cache_entry_mutation": "true or false",
-    "keep_collectives": "true or false",
-    "swap": f"a mapping with any of {', '.join(SwapSettings.model_fields)}",
-    "size": "a whole number of bytes or a string like '32MiB'",
-    "folder": "the path of a folder",
-    "when_exhausted": "a list of recompute and keep",
-}
+class PlacedRule(NamedTuple):
+    """A rule, and where it stands."""
 
-_brief = Repr()
-_brief.maxstring = _brief.maxother = 60
-_path = Repr()
-_path.maxstring = 400
+    rule: Rule
+    label: str
+    """How a plan names it: ``rule 2``, ``stage 1, rule 1``, ``set attention, rule 1``, ``base.yaml, rule 3``."""
+    document: Document
+    loc: Loc
+
+    def wrong(self, key: str, what: str) -> Problem:
+        """Something that is wrong with one of its keys."""
+        return self.document.problem((*self.loc, key), f"{self.label}: {what}")
+
+
+class PlacedPair(NamedTuple):
+    """A pair of layers of `prefetch`, and where it stands."""
+
+    load: str
+    at: str
+    label: str
+    document: Document
+    loc: Loc
 
 
 class Source(NamedTuple):
-    """A validated file and where it came from."""
+    """A validated file, with what it includes, and where it came from."""
 
     file: PolicyFile
+    """Everything in one file: what is included is part of it."""
     name: str
     """Short name for messages: the file's name, or `dict`."""
     origin: str
     """The path as it was given, or `dict`."""
+    common: tuple[PlacedRule, ...]
+    """The rules for every stage, with sets in place of their names."""
+    staged: tuple[tuple[PlacedRule, ...], ...]
+    """The rules of each stage alone."""
+    pairs: tuple[PlacedPair, ...]
+    unused: tuple[str, ...]
+    """Names of rule sets that nothing uses."""
+
+    def rules(self, stage: int | None) -> tuple[PlacedRule, ...]:
+        """The rules for one stage.
+
+        Args:
+            stage: The number of the stage, from 0; it makes no difference to a file without stages.
+
+        Returns:
+            The common rules, and those of the stage.
+
+        Raises:
+            PolicyError: The file has stages and none was given, or not so many.
+            TypeError: The stage is no whole number.
+        """
+        if stage is not None and (not isinstance(stage, int) or isinstance(stage, bool)):
+            raise TypeError(f"a stage is a whole number from 0, but got {stage!r} of type {type(stage).__name__}")
+        if stage is not None and stage < 0:
+            raise PolicyError(f"a stage is a whole number from 0, but got {stage}")
+        count = len(self.staged)
+        if not count:
+            return self.common
+        valid = f"{count} stage{'s, 0 to ' + str(count - 1) if count > 1 else ', 0'}"
+        if stage is None:
+            raise PolicyError(
+                f"{self.origin} has rules for {valid}, but no stage was given; say which this net is: "
+                f"apply_policy(net, ..., stage=0)"
+            )
+        if stage >= count:
+            raise PolicyError(f"{self.origin} has rules for {valid}, but the stage is {stage}")
+        return self.common + self.staged[stage]
 
 
 def read_policy_file(source: str | os.PathLike[str] | dict[str, Any]) -> Source:
-    """Read and validate a policy file.
+    """Read and validate a policy file, and all that it includes.
 
     Args:
         source: Path of a YAML file, or the same content as a dict (its policies may be CheckpointPolicy members).
@@ -63,170 +104,215 @@ def read_policy_file(source: str | os.PathLike[str] | dict[str, Any]) -> Source:
 
     Raises:
         TypeError: The source is neither a path nor a dict.
-        PolicyError: The file can't be read, or has mistakes: one line for each, with its place, the value and what
-            was expected.
+        PolicyError: The file can't be read, or has mistakes: all of them, each with its place, the value and what was
+            expected.
     """
     if isinstance(source, dict):
-        return Source(_validated(source, DICT_SOURCE, None), DICT_SOURCE, DICT_SOURCE)
-    if not isinstance(source, (str, os.PathLike)) or not isinstance(os.fspath(source), str):
+        first, origin = Document(source, DICT_SOURCE), DICT_SOURCE
+    elif isinstance(source, (str, os.PathLike)) and isinstance(origin := os.fspath(source), str):
+        first = document_of(Path(source))
+    else:
         raise TypeError(f"a policy file is given as a path or a dict, but got {type(source).__name__}")
-    path = Path(source)
-    content, root = _parsed(_text_of(path), path.name)
-    if not isinstance(content, dict):
-        what = "it is empty" if content is None else f"it holds {_brief.repr(content)}"
-        raise PolicyError(f"{path.name} must be a mapping that begins with `version: 1`, but {what}")
-    return Source(_validated(content, path.name, root), path.name, os.fspath(source))
+    return _Assembly(first, origin, _Reading(first)).source()
 
 
-def _text_of(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise PolicyError(f"policy file {_path.repr(str(path))} doesn't exist (a str is a path, not YAML)") from None
-    except IsADirectoryError:
-        raise PolicyError(f"policy file {_path.repr(str(path))} is a folder; give the path of a YAML file") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PolicyError(f"policy file {_path.repr(str(path))} can't be read: {reason}") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise PolicyError(f"{path.name}, line {line}: not UTF-8 (byte {data[error.start]:#04x})") from None
+class _Reading:
+    """Reads files in the order in which they count: what is included before what includes it."""
 
+    def __init__(self, first: Document) -> None:
+        self.files: list[tuple[Document, PolicyFile]] = []
+        self.documents: list[Document] = []
+        """All of them, also those that have mistakes."""
+        self.problems: list[Problem] = []
+        self._read: set[Path] = set()
+        self._folder = first.path.parent if first.path is not None else None
+        self._add(first, ())
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key that is given twice is an error, not a silent overwrite."""
+    def _add(self, document: Document, around: tuple[Path, ...]) -> None:
+        """Add one file; `around` are the files that include it."""
+        self.documents.append(document)
+        file, problems = document.validated()
+        self.problems.extend(problems)
+        if document.path is not None:
+            around = (*around, document.path.resolve())
+            self._read.add(around[-1])
+        includes = document.content.get("include", ()) if file is None else file.include
+        for loc, given in _includes(includes):
+            why_not = self._include(document, given, around, loc)
+            if why_not:
+                self.problems.append(document.wrong(loc, f"got {given!r}, {why_not}"))
+        if file is not None:
+            self.files.append((document, file))
 
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        # PyYAML recurses per level; a hostile file must not exhaust the stack.
-        self._depth += 1
-        if self._depth > _MOST_LEVELS:
-            raise yaml.composer.ComposerError(None, None, "it is nested too deeply", self.peek_event().start_mark)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        first_lines: dict[tuple[str, str], int] = {}
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                key, line = (key_node.tag, key_node.value), key_node.start_mark.line + 1
-                if key in first_lines:
-                    problem = f"the key {key_node.value!r} is given twice (first in line {first_lines[key]})"
-                    raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-                first_lines[key] = line
-        return node
-
-
-def _parsed(text: str, name: str) -> tuple[Any, yaml.Node | None]:
-    try:
-        loader = _Loader(text)
+    def _include(self, document: Document, given: str, around: tuple[Path, ...], loc: Loc) -> str:
+        if document.path is None:
+            return "but a dict has no folder that it could be relative to; give the path of a file instead of a dict"
+        if PurePosixPath(given).is_absolute() or not given.lower().endswith(_SUFFIXES):
+            return f"expected a path relative to {document.name}, of a file that ends in {' or '.join(_SUFFIXES)}"
+        if "\0" in given:
+            return "which is no path"
+        path = document.path.parent / given
+        real = path.resolve()
+        if real in around:
+            ring = " -> ".join(each.name for each in (*around[around.index(real) :], real))
+            return f"which would never end: {ring}"
+        if real in self._read:
+            return ""
+        if len(self._read) >= _MOST_FILES:
+            return f"which is one file too many: at most {_MOST_FILES} are read"
+        self._read.add(real)
         try:
-            root = loader.get_single_node()
-            return (None if root is None else loader.construct_document(root)), root
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        hint = "; a pattern that begins with * must be in quotes" if "alias" in what else ""
-        raise PolicyError(f"{name}{where}: malformed YAML: {what}{hint}") from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise PolicyError(
-            f"{name}, line {line}: malformed YAML: the character {error.character!r} isn't allowed"
-        ) from None
-    except ValueError as error:
-        # A scalar that looks like a date or a number and is none, such as 2026-99-99.
-        raise PolicyError(f"{name}: malformed YAML: {error}") from None
+            self._add(document_of(path, os.path.relpath(path, self._folder)), around)
+        except PolicyError as error:
+            if not any(problem.position for problem in error.problems):
+                return "but " + str(error).partition("\n")[0]
+            self.problems.extend(error.problems)
+        return ""
 
 
-def _validated(content: dict[Any, Any], name: str, root: yaml.Node | None) -> PolicyFile:
-    try:
-        return PolicyFile.model_validate(content)
-    except ValidationError as failure:
-        details = failure.errors(include_url=False)
-    found = sorted(((_line_of(root, detail["loc"]), _sentence(detail)) for detail in details), key=lambda e: e[0] or 0)
-    problems = [f"line {line}: {text}" if line else text for line, text in found]
-    raise policy_error(name, problems)
+def _includes(value: Any) -> Iterator[tuple[Loc, str]]:
+    if isinstance(value, str):
+        value = (value,)
+    if isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            if isinstance(each, str):
+                yield ("include", index), each
 
 
-def policy_error(name: str, problems: list[str]) -> PolicyError:
-    """Make one error out of all that is wrong with a file.
+class _Assembly:
+    """Makes one `Source` of the files that were read."""
 
-    Args:
-        name: The file.
-        problems: One line each.
+    def __init__(self, main: Document, origin: str, reading: _Reading) -> None:
+        self.main = main
+        self.origin = origin
+        self.files = reading.files
+        self.problems = [*reading.problems, *_unknown_sets(reading.documents)]
+        self.sets: dict[str, tuple[Document, tuple[Entry, ...]]] = {}
+        self.used: set[str] = set()
+        self._placed = 0
 
-    Returns:
-        The error, to be raised.
-    """
-    if len(problems) == 1:
-        separator = ", " if problems[0].startswith("line ") else ": "
-        return PolicyError(name + separator + problems[0])
-    return PolicyError("\n  ".join([f"{name} has {len(problems)} errors:", *problems]))
+    def source(self) -> Source:
+        for document, file in self.files:
+            for name, entries in file.rule_sets.items():
+                if name in self.sets:
+                    other = self.sets[name][0].name
+                    self.problems.append(document.wrong(("rule_sets", name), f"{other} has a set of this name, too"))
+                self.sets[name] = document, entries
+        count = max((len(file.stages) for _, file in self.files), default=0)
+        common: list[PlacedRule] = []
+        staged: list[list[PlacedRule]] = [[] for _ in range(count)]
+        pairs: list[PlacedPair] = []
+        for document, file in self.files:
+            common.extend(self._rules(document, ("rules",), file.rules))
+            if file.stages and len(file.stages) != count:
+                self.problems.append(
+                    document.wrong(("stages",), f"it has {len(file.stages)} stages, but another file has {count}")
+                )
+            for number, stage in enumerate(file.stages):
+                staged[number].extend(self._rules(document, ("stages", number, "rules"), stage.rules))
+            for number, pair in enumerate(file.prefetch):
+                label = f"{self._prefix(document)}prefetch pair {number + 1}"
+                pairs.append(PlacedPair(pair.load, pair.at, label, document, ("prefetch", number)))
+        for name, (document, entries) in self.sets.items():
+            if name not in self.used:  # what is wrong with it is told all the same
+                list(self._rules(document, ("rule_sets", name), entries, (name,)))
+        if self.problems:
+            raise policy_error(self.main.name, self.problems)
+        unused = tuple(name for name in self.sets if name not in self.used)
+        stages = tuple(map(tuple, staged))
+        return Source(self._in_one_file(), self.main.name, self.origin, tuple(common), stages, tuple(pairs), unused)
+
+    def _rules(
+        self, document: Document, loc: Loc, entries: tuple[Entry, ...], around: tuple[str, ...] = ()
+    ) -> Iterator[PlacedRule]:
+        """Walk rules, with the rules of a set in place of its name; `around` are the sets that these stand in."""
+        for number, entry in enumerate(entries):
+            here = (*loc, number)
+            self._placed += 1
+            if self._placed > _MOST_RULES:
+                if self._placed == _MOST_RULES + 1:
+                    what = f"with sets in place of their names there are more than {_MOST_RULES:,} rules"
+                    self.problems.append(document.wrong(here, what))
+                return
+            if isinstance(entry, Rule):
+                yield PlacedRule(entry, self._label(document, loc, number, around), document, here)
+            else:
+                yield from self._used(document, here, entry.use, around)
+
+    def _used(self, document: Document, loc: Loc, name: str, around: tuple[str, ...]) -> Iterator[PlacedRule]:
+        if name in around:
+            why_not = "which would never end: " + " -> ".join((*around[around.index(name) :], name))
+        elif name not in self.sets:
+            return  # told by _unknown_sets
+        elif len(around) >= _MOST_LEVELS:
+            why_not = f"which is a set in a set in a set, more than {_MOST_LEVELS} times"
+        else:
+            self.used.add(name)
+            set_document, entries = self.sets[name]
+            yield from self._rules(set_document, ("rule_sets", name), entries, (*around, name))
+            return
+        self.problems.append(document.wrong((*loc, "use"), f"got {brief(name)}, {why_not}"))
+
+    def _label(self, document: Document, loc: Loc, number: int, around: tuple[str, ...]) -> str:
+        if around:
+            where = f"set {around[-1]}, "
+        elif loc[0] == "stages":
+            where = f"stage {loc[1]}, "
+        else:
+            where = ""
+        return f"{self._prefix(document)}{where}rule {number + 1}"
+
+    def _prefix(self, document: Document) -> str:
+        return "" if document is self.main else f"{document.name}, "
+
+    def _in_one_file(self) -> PolicyFile:
+        files = [file for _, file in self.files]
+        if len(files) == 1:
+            return files[0]
+        given: dict[str, Any] = {"version": files[-1].version}
+        for file in files:
+            given |= {key: getattr(file, key) for key in ("mode", "default") if key in file.model_fields_set}
+        swap: dict[str, Any] = {}
+        for file in files:
+            swap |= file.swap.model_dump(include=file.swap.model_fields_set)
+        if swap:
+            given["swap"] = SwapSettings(**swap)
+        lists = {
+            "rule_sets": {name: entries for name, (_, entries) in self.sets.items()},
+            "rules": sum((file.rules for file in files), ()),
+            "prefetch": sum((file.prefetch for file in files), ()),
+            "stages": tuple(
+                Stage(rules=sum((stage.rules for stage in stages if stage is not None), ()))
+                for stages in zip_longest(*(file.stages for file in files))
+            ),
+        }
+        return PolicyFile(**given, **{key: value for key, value in lists.items() if value})
 
 
-def _sentence(detail: ErrorDetails) -> str:
-    loc, kind, value = detail["loc"], detail["type"], _brief.repr(detail["input"])
-    where = ", ".join(_place(loc))
-    if kind == "invalid_key":
-        return ", ".join([*_place(loc[:-1]), f"key {value}: a key must be a string"])
-    if kind == "extra_forbidden":
-        model = _model_at(loc[:-1])
-        known = model.model_fields
-        offer = did_you_mean(str(loc[-1]), known) or f"; known are {', '.join(known)}"
-        return f"{where}: unknown key (its value: {value}){offer}"
-    if kind == "missing":
-        return f"{where} is missing, expected {_expected(loc)}"
-    if kind == "value_error":
-        reason = str(detail["ctx"]["error"])
-        return f"{where}: {reason if value in reason else f'got {value}, {reason}'}"
-    if kind == "literal_error":
-        return f"{where}: got {value}, expected {detail['ctx']['expected']}"
-    if kind == "byte_size_unit":
-        return f"{where}: got {value}, unknown unit {detail['ctx']['unit']!r}, expected {_EXPECTED['size']}"
-    if kind == "byte_size":
-        return f"{where}: got {value}, expected {_EXPECTED['size']}"
-    expected = _expected(loc)
-    return f"{where}: got {value}, {f'expected {expected}' if expected else detail['msg'].replace('Input', 'it')}"
+def _unknown_sets(documents: list[Document]) -> Iterator[Problem]:
+    """Look for uses of sets that no file has, also in files that have other mistakes."""
+    known = [name for document in documents for name in _mapping(document.content.get("rule_sets"))]
+    for document in documents:
+        content = document.content
+        lists: list[tuple[Loc, Any]] = [(("rules",), content.get("rules"))]
+        lists += [(("rule_sets", name), rules) for name, rules in _mapping(content.get("rule_sets")).items()]
+        lists += [
+            (("stages", number, "rules"), _mapping(stage).get("rules"))
+            for number, stage in enumerate(_list(content.get("stages")))
+        ]
+        for loc, rules in lists:
+            for number, entry in enumerate(_list(rules)):
+                name = _mapping(entry).get("use")
+                if isinstance(name, str) and name not in known:
+                    offer = did_you_mean(name, map(str, known)) or f"; known are {', '.join(map(str, known)) or 'none'}"
+                    yield document.wrong(
+                        (*loc, number, "use"), f"got {brief(name)}, expected a set of rule_sets{offer}"
+                    )
 
 
-def _place(loc: tuple[int | str, ...]) -> Iterator[str]:
-    if len(loc) > 1 and loc[0] == "rules":
-        yield f"rule {int(loc[1]) + 1}"
-        loc = loc[2:]
-    for part in loc:
-        yield f"item {part + 1}" if isinstance(part, int) else part
+def _mapping(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _expected(loc: tuple[int | str, ...]) -> str:
-    return _EXPECTED["rule"] if isinstance(loc[-1], int) else _EXPECTED.get(loc[-1], "")
-
-
-def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
-    if not loc:
-        return PolicyFile
-    return Rule if loc[0] == "rules" else SwapSettings
-
-
-def _line_of(root: yaml.Node | None, loc: tuple[int | str, ...]) -> int | None:
-    """Give the line of the deepest part of a place that is in the file (a missing key's mapping, for one)."""
-    if root is None:
-        return None
-    node, line = root, root.start_mark.line
-    for part in loc:
-        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line
-        elif isinstance(node, yaml.MappingNode):
-            for key_node, value_node in node.value:
-                if key_node.value == str(part):
-                    node, line = value_node, key_node.start_mark.line
-                    break
-    return line + 1
+def _list(value: Any) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, (list, tuple)) else ()

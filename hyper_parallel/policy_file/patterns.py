@@ -4,7 +4,10 @@ A pattern is a dotted path in which some segments are left open:
 
 - `*` stands for one segment, or for any part of one: `layers.*`, `layers.*.norm*`;
 - `**`, alone between dots, for any number of segments, none included: `**.mlp`, `layers.**.norm1`;
-- `[a-b]` for an index from a to b, both included, and `[a]` for the index a: `layers.[0-5]`, `block[0-3].mlp`.
+- `[a-b]` for an index from a to b, both included, and `[a]` for the index a: `layers.[0-5]`, `block[0-3].mlp`;
+- `{a,b}` for a or b, each of them a part of a segment: `layers.*.{attention,mlp}`, `layers.{[0-3],8}`;
+
+or, after `re:`, a regular expression for the whole path: `re:layers[.][0-5][.](attention|mlp)`.
 
 Both levels (segments in a path, characters in a segment) are matched by following the set of positions that can be
 reached. No backtracking takes place, so no pattern is slow.
@@ -15,11 +18,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.policy_file.regular import regular_expression
+
+REGEX = "re:"
+"""How a pattern begins that is a regular expression."""
 
 _RANGE = re.compile(r"\[([0-9]{1,9})(?:-([0-9]{1,9}))?\]")
 # An index is a whole number, written in one way: neither the 1 nor the 2 of `block12` is one, nor is `02`.
 _INDEX = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 _ANY_DEPTH = "**"
+_LONGEST = 1000
 
 
 @dataclass(frozen=True)
@@ -46,17 +54,79 @@ class _Range:
         return {index.end() for index in found if index and self.low <= int(index[0]) <= self.high}
 
 
-_Token = _Literal | _Star | _Range
-
-
 @dataclass(frozen=True)
-class CellPattern:
-    """A dotted path with open segments. `parse_pattern` makes one from its text."""
+class _Choice:
+    options: "tuple[tuple[_Token, ...], ...]"
 
-    text: str
-    """The pattern as it was written."""
-    segments: tuple[tuple[_Token, ...] | None, ...]
-    """What each segment must look like; None stands for any number of segments."""
+    def ends(self, name: str, starts: set[int]) -> set[int]:
+        return {end for option in self.options for end in _ends(option, name, starts)}
+
+
+_Token = _Literal | _Star | _Range | _Choice
+_Segments = tuple[tuple[_Token, ...] | None, ...]
+
+
+class State:
+    """How far a path has come in a pattern: the positions among its segments that it may have reached.
+
+    Args:
+        segments: Those of the pattern.
+        positions: The positions, but those that only `**` for no segment reaches.
+        states: All states of the pattern so far, by their positions: it has few, however many paths there are.
+    """
+
+    __slots__ = ("_following", "_positions", "_segments", "_states", "is_end")
+
+    def __init__(self, segments: _Segments, positions: frozenset[int], states: "dict[frozenset[int], State]") -> None:
+        reached = set(positions)
+        for at in positions:
+            while at < len(segments) and segments[at] is None:
+                at += 1
+                reached.add(at)
+        self._segments = segments
+        self._positions = reached
+        self._states = states
+        self._following: dict[str, State | None] = {}
+        self.is_end = len(segments) in reached
+        """Whether the pattern names a cell that has come this far."""
+
+    def after(self, name: str) -> "State | None":
+        """The state of a cell of this name in the one that has come this far; None: nothing below can match."""
+        try:
+            return self._following[name]
+        except KeyError:
+            found = self._following[name] = self._after(name)
+            return found
+
+    def _after(self, name: str) -> "State | None":
+        found = set()
+        for at in self._positions:
+            if at < len(self._segments):
+                segment = self._segments[at]
+                if segment is None:
+                    found.add(at)
+                elif len(name) in _ends(segment, name, {0}):
+                    found.add(at + 1)
+        if not found:
+            return None
+        key = frozenset(found)
+        if key not in self._states:
+            self._states[key] = State(self._segments, key, self._states)
+        return self._states[key]
+
+
+class CellPattern:
+    """A dotted path with open segments, or a regular expression. `parse_pattern` makes one from its text.
+
+    Args:
+        text: The pattern as it is written.
+        segments: What each segment must look like; None stands for any number of segments.
+    """
+
+    def __init__(self, text: str, segments: _Segments) -> None:
+        self.text = text
+        self.begin = State(segments, frozenset({0}), {})
+        """The state of the net itself, before any segment."""
 
     def matches(self, path: str) -> bool:
         """Tell whether the pattern names this cell.
@@ -79,19 +149,28 @@ class CellPattern:
         """
         if not path:
             return False
-        names = path.split(".")
-        reached = {0}
-        for segment in self.segments:
-            if segment is None:
-                reached = set(range(min(reached), len(names) + 1))
-            else:
-                reached = {i + 1 for i in reached if i < len(names) and _segment_matches(segment, names[i])}
-            if not reached:
-                return False
-        return len(names) in reached
+        state: State | None = self.begin
+        for name in path.split("."):
+            state = state and state.after(name)
+        return state is not None and state.is_end
 
     def __str__(self) -> str:
         return self.text
+
+
+class RegexPattern(CellPattern):
+    """A pattern that is a regular expression for the whole path.
+
+    Args:
+        text: The pattern as it is written, with `re:`.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, ())
+        self._expression = regular_expression(text.removeprefix(REGEX))
+
+    def matches(self, path: str) -> bool:
+        return bool(path) and self._expression.matches(path)
 
 
 def parse_pattern(text: str) -> CellPattern:
@@ -113,11 +192,19 @@ def parse_pattern(text: str) -> CellPattern:
         >>> from hyper_parallel.policy_file.patterns import parse_pattern
         >>> parse_pattern("**.mlp").matches("layers.0.mlp")
         True
+        >>> parse_pattern("re:layers[.][0-9]+").matches("layers.10")
+        True
         >>> parse_pattern("layers.[5-2]")
         Traceback (most recent call last):
         ...
         hyper_parallel.core.errors.PolicyError: malformed pattern 'layers.[5-2]': the range [5-2] is empty; write [2-5]
     """
+    if len(text) > _LONGEST:
+        raise PolicyError(
+            f"malformed pattern '{text[:40]}...': it has {len(text)} characters, expected at most {_LONGEST}"
+        )
+    if text.startswith(REGEX):
+        return _regex(text)
     if not text:
         raise PolicyError("malformed pattern '': it is empty; name a cell, such as 'layers.0', or '**' for every cell")
     segments: list[tuple[_Token, ...] | None] = []
@@ -131,6 +218,15 @@ def parse_pattern(text: str) -> CellPattern:
         else:
             segments.append(tuple(_tokens(segment, text)))
     return CellPattern(text, tuple(segments))
+
+
+def _regex(text: str) -> RegexPattern:
+    if text == REGEX:
+        raise _malformed(text, "the regular expression is empty; it describes whole paths, such as 're:layers[.][0-9]'")
+    try:
+        return RegexPattern(text)
+    except ValueError as error:
+        raise _malformed(text, f"as a regular expression, {error}") from None
 
 
 def _tokens(segment: str, text: str) -> Iterator[_Token]:
@@ -148,13 +244,31 @@ def _tokens(segment: str, text: str) -> Iterator[_Token]:
                 )
             position = found.end()
             yield _range(segment, found, text)
-        elif char == "]":
-            raise _malformed(text, "']' closes a range that no '[' opened")
+        elif char == "{":
+            end = segment.find("}", position)
+            if end < 0:
+                raise _malformed(
+                    text, f"expected alternatives such as {{a,b}}, without dots, at {segment[position:]!r}"
+                )
+            yield _choice(segment[position + 1 : end], text)
+            position = end + 1
+        elif char in "]}":
+            what = "range that no '['" if char == "]" else "choice that no '{'"
+            raise _malformed(text, f"{char!r} closes a {what} opened")
         else:
             start = position
-            while position < len(segment) and segment[position] not in "*[]":
+            while position < len(segment) and segment[position] not in "*[]{}":
                 position += 1
             yield _Literal(segment[start:position])
+
+
+def _choice(inside: str, text: str) -> _Choice:
+    options = inside.split(",")
+    if len(options) < 2 or not all(options):
+        raise _malformed(text, f"expected at least two alternatives such as {{a,b}}, but got '{{{inside}}}'")
+    if "{" in inside:
+        raise _malformed(text, "an alternative holds no further choice; write all alternatives in one {a,b,c}")
+    return _Choice(tuple(tuple(_tokens(option, text)) for option in options))
 
 
 def _range(segment: str, found: re.Match[str], text: str) -> _Range:
@@ -169,13 +283,13 @@ def _range(segment: str, found: re.Match[str], text: str) -> _Range:
     return _Range(low, high)
 
 
-def _segment_matches(tokens: tuple[_Token, ...], name: str) -> bool:
-    reached = {0}
+def _ends(tokens: tuple[_Token, ...], name: str, starts: set[int]) -> set[int]:
+    """Where in a name the tokens can end that begin at `starts`."""
     for token in tokens:
-        reached = token.ends(name, reached)
-        if not reached:
-            return False
-    return len(name) in reached
+        if not starts:
+            break
+        starts = token.ends(name, starts)
+    return starts
 
 
 def _is_digit(char: str) -> bool:

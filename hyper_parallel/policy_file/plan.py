@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+import yaml
 from mindspore import nn
 
+from hyper_parallel.core.activation_memory import prefetch_layers
 from hyper_parallel.core.activation_memory.attach import attach, restore
 from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
@@ -15,6 +17,8 @@ from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
 from hyper_parallel.policy_file.loading import Source, read_policy_file
+from hyper_parallel.policy_file.mindformers.conversion import convert_mindformers
+from hyper_parallel.policy_file.mode import require_pynative
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
 
 # Note: [Which net is under which plan]
@@ -54,8 +58,9 @@ class PolicyPlan:
         False
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, stage: int | None = None) -> None:
         self._source = source
+        self._stage = stage
         self._net_name = ""
         self._resolution: Resolution | None = None
         self._undo: _Undo | None = None
@@ -79,6 +84,11 @@ class PolicyPlan:
     def notes(self) -> list[str]:
         """What a reader should know besides: overruled rules, exemptions; empty before the plan is applied."""
         return list(self._resolution.notes) if self._resolution else []
+
+    @property
+    def stage(self) -> int | None:
+        """The stage of the pipeline that the plan is for; None if none was given."""
+        return self._stage
 
     def resolve(self, net: nn.Cell) -> list[PlanRow]:
         """Work out what the plan would do to a net, and attach nothing.
@@ -131,13 +141,50 @@ class PolicyPlan:
         """
         resolution = self._resolution if net is None else self._resolved(net)
         if resolution is None:
-            return "\n".join([f"{self.source}: not applied to a net", *rules_as_text(self._source.file)])
+            return "\n".join([f"{self.source}: not applied to a net", *rules_as_text(self._source)])
         if net is not None:
             state = f"worked out for {_name_of(net)}"
         else:
             state = f"{'applied to' if self.applied else 'removed from'} {self._net_name}"
         counts = f"{len(resolution.rows)} of {resolution.cell_count} cells decided"
         return "\n".join([f"{self.source}: {state}, {counts}", *resolution_as_text(resolution)])
+
+    def to_yaml(self) -> str:
+        """Write the policy as a file: what was included is part of it, keys that weren't given aren't in it.
+
+        Returns:
+            YAML text in the native format; `load_policy` reads it as the same policy.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import CheckpointPolicy, load_policy
+            >>> rule = {"cells": "layers.*", "policy": CheckpointPolicy.MUST_SWAP}
+            >>> print(load_policy({"version": 1, "rules": [rule]}).to_yaml())
+            version: 1
+            rules:
+            - cells: layers.*
+              policy: must_swap
+            <BLANKLINE>
+        """
+        return yaml.safe_dump(self.to_plain_values(), sort_keys=False, allow_unicode=True)
+
+    def to_plain_values(self) -> dict[str, Any]:
+        """The same as `to_yaml`, as what JSON can write.
+
+        Returns:
+            A dict that `load_policy` reads as the same policy.
+
+        Supported Platforms:
+            ``CPU``
+
+        Examples:
+            >>> from hyper_parallel import load_policy
+            >>> load_policy({"version": 1, "default": "Must_Swap"}).to_plain_values()
+            {'version': 1, 'default': 'must_swap'}
+        """
+        return self._source.file.as_plain_values()
 
     def remove(self) -> None:
         """Give every cell back what it carried before, and undo the plan's swap settings.
@@ -171,11 +218,11 @@ class PolicyPlan:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PolicyPlan":
         # A net may hold its plan as an attribute; the copy of that net isn't under the plan's control.
-        return PolicyPlan(self._source)
+        return PolicyPlan(self._source, self._stage)
 
     def _resolved(self, net: nn.Cell) -> Resolution:
         _require_cell(net)
-        return resolve(self._source, net, self._settings())
+        return resolve(self._source, net, self._settings(), self._stage)
 
     def _settings(self) -> SwapSettings:
         return SwapManager().settings.model_copy(update=self._given_swap())
@@ -186,6 +233,7 @@ class PolicyPlan:
 
     def _apply(self, net: nn.Cell) -> None:
         _require_free(net)
+        require_pynative(self._source)
         resolution = self._resolved(net)
         given = self._given_swap()
         undo_swap = SwapManager().adopt(given, self.source) if given else _nothing
@@ -195,28 +243,41 @@ class PolicyPlan:
             for cell, spec in resolution.attachments:
                 cells.callback(_attached(cell, spec))
                 cells.callback(_recorded(cell, self))
+            for first, second in resolution.prefetch:
+                cells.callback(prefetch_layers.pair(first, second))
             cells.callback(_recorded(net, self))
             self._undo = _Undo(undo_swap, cells.pop_all())
             undo.pop_all()
         self._net_name = _name_of(net)
-        # The attachments would keep the cells alive; see [Which net is under which plan].
-        self._resolution = resolution._replace(attachments=[])
+        self._resolution = resolution.without_cells()  # see [Which net is under which plan]
 
 
-def load_policy(source: str | os.PathLike[str] | dict[str, Any]) -> PolicyPlan:
+def load_policy(
+    source: str | os.PathLike[str] | dict[str, Any],
+    *,
+    format: str = "native",
+    stage: int | None = None,
+    **options: Any,
+) -> PolicyPlan:
     """Read and validate a policy file.
 
     Args:
         source: Path of a YAML file in the native format, or the same content as a dict, in which policies may also be
             CheckpointPolicy members.
+        format: What the source is written in: ``"native"``, or ``"mindformers"`` for a MindFormers configuration with
+            `recompute_config`, `swap_config`, or PyNative `recompute` and `swap`.
+        stage: Which stage of the pipeline the net is, from 0, for a file with `stages`. `apply_policy` takes it, too.
+        **options: With format ``"mindformers"``: what the configuration leaves open, such as `layers`, `stages` and
+            `offset`; see `hyper_parallel.policy_file.mindformers.convert_mindformers`.
 
     Returns:
         A plan that belongs to no net yet. It can be applied to any number of nets.
 
     Raises:
         TypeError: The source is neither a path nor a dict.
-        PolicyError: The file can't be read, or has mistakes: one line for each, with its place, the value and what
-            was expected.
+        PolicyError: The file can't be read, or has mistakes: all of them, each with its place, the value and what was
+            expected (also one by one, in the error's `problems`). Or the file has no such stage, or the format is
+            unknown.
 
     Supported Platforms:
         ``CPU``
@@ -231,10 +292,20 @@ def load_policy(source: str | os.PathLike[str] | dict[str, Any]) -> PolicyPlan:
         hyper_parallel.core.errors.PolicyError: dict: swap, window: got '32MX', unknown unit 'MX', \
 expected a whole number of bytes or a string like '32MiB'
     """
-    return PolicyPlan(read_policy_file(source))
+    reader = _READERS.get(format)
+    if reader is None:
+        raise PolicyError(f"format: got {format!r}, expected {' or '.join(map(repr, _READERS))}")
+    if options and format == "native":
+        raise TypeError(f"{', '.join(options)}: options are for format='mindformers'; a native file says it all")
+    read = reader(source, **options)
+    if stage is not None:
+        read.rules(stage)
+    return PolicyPlan(read, stage)
 
 
-def apply_policy(net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] | PolicyPlan) -> PolicyPlan:
+def apply_policy(
+    net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] | PolicyPlan, *, stage: int | None = None
+) -> PolicyPlan:
     """Put a net under a policy file, before its first step.
 
     Either all of the plan is applied, or an error is raised and the net is as it was. The net and its cells stay the
@@ -243,6 +314,8 @@ def apply_policy(net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] |
     Args:
         net: The net. Its cells are named by their dotted paths, as `net.cells_and_names()` gives them.
         source: Path of a YAML file, the same content as a dict, or a plan from `load_policy`.
+        stage: Which stage of the pipeline the net is, from 0. A file with `stages` needs it, here or in `load_policy`;
+            to another one it makes no difference.
 
     Returns:
         The applied plan. That is a new one, but for a plan that was applied and removed: it is applied again.
@@ -250,8 +323,8 @@ def apply_policy(net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] |
     Raises:
         TypeError: `net` is no Cell, or the source is of another type.
         PolicyError: The file has mistakes, a rule matches no cell, two policies for one cell contradict each other,
-            the swap settings contradict what `SwapManager` was told, or the net (or a cell in it) is under a plan
-            already.
+            the swap settings contradict what `SwapManager` was told, the net (or a cell in it) is under a plan
+            already, the file has stages and no such one is given, or MindSpore is in graph mode.
         SwapStateError: Tensors are swapped right now, so the swap settings can't change.
         HostMemoryError: The spill folder can't be written.
 
@@ -270,15 +343,30 @@ def apply_policy(net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] |
     """
     _require_cell(net)
     if not isinstance(source, PolicyPlan):
-        plan = load_policy(source)
+        plan = load_policy(source, stage=stage)
     elif source.applied:
         raise PolicyError(
             f"the plan from {source.source} is applied to {source._net_name} already; call its remove() first"
         )
+    elif stage is not None and source.stage not in (None, stage):
+        raise PolicyError(
+            f"the plan from {source.source} was loaded for stage {source.stage}, but is applied to {stage}"
+        )
     else:
-        plan = source if source._resolution else PolicyPlan(source._source)
+        is_new = source._resolution is None or source.stage != (stage if stage is not None else source.stage)
+        plan = PolicyPlan(source._source, source.stage if stage is None else stage) if is_new else source
     plan._apply(net)
     return plan
+
+
+def _read_mindformers(source: Any, **options: Any) -> Source:
+    done = convert_mindformers(source, **options)
+    origin = source if isinstance(source, str) else done.source
+    return read_policy_file(done.policy)._replace(name=done.source, origin=origin)
+
+
+_READERS: dict[str, Callable[..., Source]] = {"native": read_policy_file, "mindformers": _read_mindformers}
+"""What reads a source, by the name of its format."""
 
 
 def _attached(cell: nn.Cell, spec: RegionSpec) -> Callable[[], None]:

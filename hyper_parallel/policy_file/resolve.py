@@ -1,19 +1,21 @@
 """What a policy file means for one net: which cell gets what, by whose word, and what is wrong with that."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mindspore import nn
 
-from hyper_parallel.core.activation_memory.operator_policy import Table
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.policy_file.cells import Node, tree_of
-from hyper_parallel.policy_file.loading import Source, policy_error
-from hyper_parallel.policy_file.patterns import parse_pattern
-from hyper_parallel.policy_file.schema import did_you_mean
+from hyper_parallel.policy_file.keeps import Decision, Regions
+from hyper_parallel.policy_file.loading import PlacedRule, Source
+from hyper_parallel.policy_file.notes import labels_together, overruled_notes, remaining_notes
+from hyper_parallel.policy_file.problems import Problem, policy_error
+from hyper_parallel.policy_file.selection import Selector
+from hyper_parallel.policy_file.specs import agree, excluded_spec, spec_in_words, spec_of_rule
 
 
 @dataclass(frozen=True)
@@ -51,126 +53,168 @@ class Resolution(NamedTuple):
     rows: list[PlanRow]
     notes: list[str]
     attachments: list[Attachment]
+    prefetch: list[tuple[nn.Cell, nn.Cell]]
+    """Pairs of layers of which the first is loaded when backward reaches the second."""
     cell_count: int
     """Number of different cells below the net."""
+    regions: Regions
+    """The decisions behind the rows, for those who explain them."""
+    matched: list[tuple[PlacedRule, list[Node]]]
+    """Every rule with the cells that it names, whether it decides about them or not."""
+
+    def without_cells(self) -> "Resolution":
+        """What can be told later, without keeping the net alive."""
+        return self._replace(attachments=[], prefetch=[], matched=[], regions=Regions([], {}))
 
 
-class _Decision(NamedTuple):
-    node: Node
-    spec: RegionSpec
-    why: str
-    attach: bool
+class _Winner(NamedTuple):
+    """The rule that decides at one path."""
+
+    number: int
+    """Its place among all rules."""
+    excludes: bool
+    """Whether it says so by `exclude`."""
 
 
-def resolve(source: Source, net: nn.Cell, settings: SwapSettings) -> Resolution:
+def resolve(source: Source, net: nn.Cell, settings: SwapSettings, stage: int | None = None) -> Resolution:
     """Work out what a file means for a net. Nothing is attached.
 
     Args:
         source: The validated file.
         net: The net.
         settings: The swap settings that will be in force; only the words of the rows depend on them.
+        stage: Which stage of the pipeline the net is, for a file with stages.
 
     Returns:
         Rows and notes for a reader, and the specs to attach.
 
     Raises:
-        PolicyError: A rule matches no cell, or contradicts a decorator or another path of a shared cell.
+        PolicyError: A rule matches no cell, or contradicts a decorator or another path of a shared cell; or the file
+            has stages and no such one was given.
     """
-    return _Resolver(source, net).resolve(settings)
+    return _Resolver(source, net, stage).resolve(settings)
 
 
 class _Resolver:
-    def __init__(self, source: Source, net: nn.Cell) -> None:
+    def __init__(self, source: Source, net: nn.Cell, stage: int | None) -> None:
         self.source = source
+        self.rules = source.rules(stage)
         self.root = tree_of(net)
-        self.nodes = list(self.root.below())
         self.nodes_of: dict[int, list[Node]] = {}
-        for node in [self.root, *self.nodes]:
+        for node in [self.root, *self.root.below()]:
             self.nodes_of.setdefault(id(node.cell), []).append(node)
-        self.problems: list[str] = []
+        self.selector = Selector(self.root)
+        self.specs: dict[_Winner, RegionSpec] = {}
+        self.problems: list[Problem] = []
         self.notes: list[str] = []
-        self.decisions: dict[int, _Decision] = {}
+        self.decisions: dict[int, Decision] = {}
 
     def resolve(self, settings: SwapSettings) -> Resolution:
-        winners = self._winning_rules()
+        matched = self._matched()
+        winners = self._winners(matched)
         for nodes in self.nodes_of.values():
             self._decide(nodes, {node.path: winners[node.path] for node in nodes if node.path in winners})
+        prefetch = self._prefetch()
         if self.problems:
             raise policy_error(self.source.name, self.problems)
         if not self.source.file.default.saves:
             self._decide_rest()
         decisions = [self.decisions[key] for key in self.nodes_of if key in self.decisions]
-        self._note_the_rest(decisions, settings)
+        regions = Regions(decisions, self.nodes_of)
+        self.notes += remaining_notes(self.source, regions, settings, prefetch)
         return Resolution(
-            rows=[self._row(decision, settings) for decision in decisions],
+            rows=[_row(regions, decision, settings) for decision in decisions],
             notes=self.notes,
             attachments=[Attachment(d.node.cell, d.spec) for d in decisions if d.attach],
+            prefetch=[(load.cell, at.cell) for _, load, at in prefetch],
             cell_count=len(self.nodes_of) - 1,
+            regions=regions,
+            matched=matched,
         )
 
-    def _winning_rules(self) -> dict[str, int]:
-        """Give the number of the rule that wins for each path that a rule matches."""
-        winners: dict[str, int] = {}
-        matched: dict[int, list[str]] = {}
-        for number, rule in enumerate(self.source.file.rules, 1):
-            pattern = parse_pattern(rule.cells)
-            found = [node for node in self.nodes if pattern.matches(node.path)]
-            matched[number] = [node.path for node in found if node.runs]
-            winners.update(dict.fromkeys(matched[number], number))
-            if not matched[number]:
-                self.problems.append(f"rule {number}: {rule.cells!r} matches no cell{self._advice(rule.cells, found)}")
-        for number, paths in matched.items():
-            others = sorted({winners[path] for path in paths})
-            if paths and number not in others:
-                self.notes.append(
-                    f"rule {number} ({self.source.file.rules[number - 1].cells}) has no effect: "
-                    f"{_rules(others)} overrule{'s' if len(others) == 1 else ''} it on every cell it matches"
-                )
+    def _matched(self) -> list[tuple[PlacedRule, list[Node]]]:
+        matched = []
+        for placed in self.rules:
+            nodes, problem = self.selector.select(placed)
+            matched.append((placed, nodes))
+            if problem is not None:
+                self.problems.append(problem)
+        return matched
+
+    def _winners(self, matched: list[tuple[PlacedRule, list[Node]]]) -> dict[str, _Winner]:
+        """Give the rule that wins for each path that a rule names, or excludes from the replay of one that it names."""
+        by_name: dict[str, int] = {}
+        for number, (_, nodes) in enumerate(matched):
+            by_name.update(dict.fromkeys((node.path for node in nodes), number))
+        self.notes += overruled_notes(matched, by_name)
+        winners = {path: _Winner(number, False) for path, number in by_name.items()}
+        for number, (placed, nodes) in enumerate(matched):
+            for index, pattern in enumerate(placed.rule.exclude):
+                self._exclude(pattern, index, number, placed, nodes, winners, by_name)
         return winners
 
-    def _advice(self, pattern: str, holders: list[Node]) -> str:
-        if holders:
-            node = holders[0]
-            return f" that runs: {node.path} is a {node.class_name} that only holds cells; write '{node.path}.*'"
-        paths = [node.path for node in self.nodes if node.runs]
-        close = did_you_mean(pattern, paths)
-        if close:
-            return f" of {self.root.class_name}{close}"
-        tops = list(dict.fromkeys(path.split(".")[0] for path in paths))
-        shown = ", ".join(tops[:8]) + (", ..." if len(tops) > 8 else "")
-        return (
-            f" of {self.root.class_name}, whose paths begin with {shown}" if tops else ", the net has no cells below it"
-        )
+    def _exclude(
+        self,
+        pattern: str,
+        index: int,
+        number: int,
+        placed: PlacedRule,
+        nodes: list[Node],
+        winners: dict[str, _Winner],
+        by_name: dict[str, int],
+    ) -> None:
+        matches = False
+        for top in nodes:
+            for node in self.selector.matching(pattern, top):
+                matches = matches or node.runs
+                if node.runs and by_name[top.path] == number and winners.get(node.path, _FIRST).number <= number:
+                    winners[node.path] = _Winner(number, True)
+        if nodes and not matches:
+            where = f"below {nodes[0].path}" + (" or the other cells of the rule" if len(nodes) > 1 else "")
+            loc = (*placed.loc, "exclude", index)
+            message = f"{placed.label}, exclude: `{pattern}` matches nothing {where}"
+            self.problems.append(placed.document.problem(loc, message))
 
-    def _decide(self, nodes: list[Node], numbers: dict[str, int]) -> None:
+    def _decide(self, nodes: list[Node], winners: dict[str, _Winner]) -> None:
         """Decide about one cell, which has several nodes if it is shared, from its rules and its decorator."""
         carried = spec_of(nodes[0].cell)
-        if not numbers:
+        if not winners:
             if carried is not None:
-                self._record(_Decision(nodes[0], carried, carried.source, attach=False))
+                self._record(Decision(nodes[0], carried, carried.source, attach=False))
             return
-        (path, number), *others = numbers.items()
-        spec = self._spec(number, path)
-        for other_path, other_number in others:
-            other = self._spec(other_number, other_path)
-            if not _agree(spec, other):
+        (path, winner), *others = winners.items()
+        placed, spec = self.rules[winner.number], self._spec(winner, path)
+        for other_path, other_winner in others:
+            other = self._spec(other_winner, other_path)
+            if not agree(spec, other):
+                message = (
+                    f"{path} and {other_path} are one cell, but {placed.label} says {spec_in_words(spec)} and "
+                    f"{self.rules[other_winner.number].label} says {spec_in_words(other)}; a shared cell has one policy"
+                )
                 self.problems.append(
-                    f"{path} and {other_path} are one cell, but rule {number} says {_words(spec)} and "
-                    f"rule {other_number} says {_words(other)}; a shared cell has one policy"
+                    self.rules[other_winner.number].document.problem(self.rules[other_winner.number].loc, message)
                 )
                 return
-        if carried is not None and not _agree(spec, carried):
-            self.problems.append(
-                f"rule {number}: says {_words(spec)} for {path}, which carries {_words(carried)} already "
-                f"({carried.source}); the two must agree, so change one of them"
+        if carried is not None and not agree(spec, carried):
+            message = (
+                f"{placed.label}: says {spec_in_words(spec)} for {path}, which carries {spec_in_words(carried)} "
+                f"already ({carried.source}); the two must agree, so change one of them"
             )
+            self.problems.append(placed.document.problem((*placed.loc, "policy"), message))
             return
-        why = _rules(sorted(set(numbers.values())))
+        why = self._who(winners.values())
         if carried is not None:
             # What a file can't say (a context_fn, a policy per tensor) stays.
-            spec, why = replace(carried, path=path), f"{why}, {carried.source}"
+            spec = replace(carried, path=path, tensor_policy=spec.tensor_policy or carried.tensor_policy)
+            why = f"{why}, {carried.source}"
         node = next(node for node in nodes if node.path == path)
-        self._record(_Decision(node, spec, why, attach=True))
+        rules = tuple(dict.fromkeys(self.rules[each.number].label for each in winners.values()))
+        self._record(Decision(node, spec, why, attach=True, preset=placed.rule.preset, rules=rules))
+
+    def _who(self, winners: Iterable[_Winner]) -> str:
+        found = sorted(set(winners), key=lambda winner: winner.number)
+        names = [self.rules[winner.number].label + (" (exclude)" if winner.excludes else "") for winner in found]
+        return labels_together(names)
 
     def _decide_rest(self) -> None:
         """Give the default to the outermost cells that nobody named."""
@@ -181,98 +225,48 @@ class _Resolver:
         default = self.source.file.default
         for node in rest:
             spec = RegionSpec(default, source=f"{self.source.name}: default", path=node.path)
-            self._record(_Decision(node, spec, "default", attach=True))
+            self._record(Decision(node, spec, "default", attach=True))
         if not rest:
             self.notes.append(f"default ({default.name.lower()}) has no effect: no cell is left for it")
 
-    def _record(self, decision: _Decision) -> None:
+    def _record(self, decision: Decision) -> None:
         self.decisions.setdefault(id(decision.node.cell), decision)
 
-    def _spec(self, number: int, path: str) -> RegionSpec:
-        rule = self.source.file.rules[number - 1]
-        return RegionSpec(
-            rule.policy,
-            swap_inputs=rule.swap_inputs,
-            determinism_check=rule.determinism_check,
-            operators=None if rule.ops is None else Table(rule.ops, f"{self.source.name}: rule {number}"),
-            allow_cache_entry_mutation=rule.allow_cache_entry_mutation,
-            keep_collectives=rule.keep_collectives,
-            source=f"{self.source.name}: rule {number}",
-            path=path,
-        )
+    def _spec(self, winner: _Winner, path: str) -> RegionSpec:
+        found = self.specs.get(winner)
+        if found is None:
+            placed = self.rules[winner.number]
+            who = f"{self.source.name}: {placed.label}"
+            found = excluded_spec(who) if winner.excludes else spec_of_rule(placed.rule, who)
+            self.specs[winner] = found
+        return replace(found, path=path)
 
-    def _note_the_rest(self, decisions: list[_Decision], settings: SwapSettings) -> None:
-        if not decisions:
-            self.notes.append("no cell is under a policy: every cell keeps everything")
-        for decision in decisions:
-            self._note_one(decision)
-        if any(d.spec.policy.swaps or d.spec.swap_inputs for d in decisions):
-            if settings.when_exhausted:
-                ladder = ", then ".join(settings.when_exhausted)
-                self.notes.append(f"when the host budget is exhausted, a region may {ladder} instead of swapping")
-            size = f"tensors below {size_in_words(settings.min_bytes)}, " if settings.min_bytes else ""
-            self.notes.append(
-                "never moved to host: parameters, their views and casts, tensors owned outside the region, "
-                f"{size}and tensors without computation between their forward and their backward"
-            )
-        elif self.source.file.swap.model_fields_set:
-            self.notes.append("swap has no effect: nothing is swapped")
+    def _prefetch(self) -> list[tuple[str, Node, Node]]:
+        pairs = []
+        for placed in self.source.pairs:
+            load, not_load = self.selector.one(placed.load, placed, "load")
+            at, not_at = self.selector.one(placed.at, placed, "at")
+            self.problems.extend(problem for problem in (not_load, not_at) if problem is not None)
+            if load is not None and at is not None:
+                if load.cell is at.cell:
+                    message = f"{placed.label}: {load.path} and {at.path} are one cell, expected two layers"
+                    self.problems.append(placed.document.problem(placed.loc, message))
+                pairs.append((placed.label, load, at))
+        return pairs
 
-    def _note_one(self, decision: _Decision) -> None:
-        path = decision.node.path
-        aliases = [node.path for node in self.nodes_of[id(decision.node.cell)] if node.path != path]
-        if aliases:
-            same = "is" if len(aliases) == 1 else "are"
-            self.notes.append(f"{path} is shared: {', '.join(aliases)} {same} the same cell")
-        outer = self._outer(decision.node)
-        if decision.spec.swap_inputs and outer is not None and outer.spec.policy.replays:
-            self.notes.append(f"swap_inputs has no effect for {path}: {_place(outer.node)} replays its inputs")
 
-    def _row(self, decision: _Decision, settings: SwapSettings) -> PlanRow:
-        node, spec = decision.node, decision.spec
-        return PlanRow(
-            path=node.path,
-            class_name=node.class_name,
-            policy=spec.policy,
-            swap_inputs=spec.swap_inputs,
-            why=decision.why,
-            keeps=self._keeps(node, spec, settings),
-        )
+_FIRST = _Winner(-1, False)
 
-    def _keeps(self, node: Node, spec: RegionSpec, settings: SwapSettings) -> str:
-        host = f"on host ({settings.tier} tier)"
-        outer = self._outer(node)
-        within = outer.spec.policy if outer is not None else CheckpointPolicy.PREFER_SAVE
-        once = "; runs once" if within.replays else ""
-        if spec.policy.replays:
-            count = len({id(cell) for cell in self._replayed(node)})
-            if outer is not None and within.replays:
-                inputs = f"inputs replayed with {_place(outer.node)}"
-            else:
-                inputs = f"inputs {host if spec.swap_inputs or within.swaps else 'on device'}"
-            checked = ", values compared" if spec.determinism_check == "values" else ""
-            operators = f"; operators: {spec.operators}" if spec.operators is not None else ""
-            operators += "; collectives kept" if spec.keep_collectives else ""
-            return f"{inputs}; {count} cell{'s' if count > 1 else ''} replayed{checked}{operators}"
-        if spec.policy.swaps:
-            size = f" >= {size_in_words(settings.min_bytes)}" if settings.min_bytes else ""
-            return f"{'output and ' if once else ''}saved tensors{size} {host}{once}"
-        return f"everything{', and its output' if once else ''}{once}"
 
-    def _outer(self, node: Node) -> _Decision | None:
-        """Give the decision about the nearest cell above that has one: the region in which this one runs."""
-        return next(
-            (self.decisions[id(above.cell)] for above in node.above() if id(above.cell) in self.decisions), None
-        )
-
-    def _replayed(self, node: Node) -> Iterator[nn.Cell]:
-        """Walk the cells that a replay of this one runs: not those that a saving or swapping policy lets run once."""
-        if node.runs:
-            yield node.cell
-        for child in node.children:
-            decision = self.decisions.get(id(child.cell))
-            if decision is None or decision.spec.policy.replays:
-                yield from self._replayed(child)
+def _row(regions: Regions, decision: Decision, settings: SwapSettings) -> PlanRow:
+    return PlanRow(
+        path=decision.node.path,
+        class_name=decision.node.class_name,
+        policy=decision.spec.policy,
+        swap_inputs=decision.spec.swap_inputs,
+        why=decision.why,
+        keeps=regions.keeps(decision, settings),
+    )
 
 
 def _outermost(node: Node, named: set[int], holding: set[int]) -> Iterator[Node]:
@@ -284,38 +278,3 @@ def _outermost(node: Node, named: set[int], holding: set[int]) -> Iterator[Node]
             yield child
         else:
             yield from _outermost(child, named, holding)
-
-
-def size_in_words(size: int) -> str:
-    """Write a number of bytes for a reader, e.g. ``1.0 MiB``."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
-def _agree(one: RegionSpec, other: RegionSpec) -> bool:
-    sayable = (
-        "policy",
-        "swap_inputs",
-        "determinism_check",
-        "operators",
-        "allow_cache_entry_mutation",
-        "keep_collectives",
-    )
-    return all(getattr(one, what) == getattr(other, what) for what in sayable)
-
-
-def _place(node: Node) -> str:
-    return node.path or "the net"
-
-
-def _words(spec: RegionSpec) -> str:
-    inputs = " with swapped inputs" if spec.swap_inputs else ""
-    values = " and values compared" if spec.determinism_check == "values" else ""
-    operators = f" and operators {spec.operators}" if spec.operators is not None else ""
-    return spec.policy.name.lower() + inputs + values + operators
-
-
-def _rules(numbers: list[int]) -> str:
-    return f"rule{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -143,6 +143,40 @@ def test_a_model_that_can_not_be_made_is_refused(check, model, expected):
     assert_refused(check("policy.yaml", model), expected)
 
 
+def test_without_a_model_the_file_is_checked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    result = CliRunner().invoke(command, ["check", "policy.yaml"])
+    assert result.exit_code == 0, result.stderr
+    assert "rule 1   layers.*        must_recompute + swapped inputs" in result.stdout.splitlines()
+    result = CliRunner().invoke(command, ["check", "policy.yaml", "--json"])
+    assert json.loads(result.stdout)["policy"]["rules"][1] == {"cells": "layers.0", "policy": "must_swap"}
+
+
+def test_the_stage_is_given_for_a_file_with_stages(check, tmp_path):
+    (tmp_path / "policy.yaml").write_text("version: 1\nstages: [{}, {rules: [{cells: layers.1, policy: must_swap}]}]\n")
+    assert "layers.1" in check("policy.yaml", "{module}:build", "--stage", "1").stdout
+    assert_refused(check(), "policy.yaml has rules for 2 stages, 0 to 1, but no stage was given")
+    assert_refused(check("policy.yaml", "{module}:build", "--stage", "2"), "but the stage is 2")
+
+
+def test_mistakes_are_printed_as_json(check, tmp_path):
+    (tmp_path / "policy.yaml").write_text("version: 1\ndefault: keep\nrules: [{cells: blocks.*, policy: must_swap}]\n")
+    result = check("policy.yaml", "{module}:build", "--json")
+    assert result.exit_code == 2
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert (problem["file"], problem["line"], problem["column"]) == ("policy.yaml", 2, 10)
+    assert problem["message"].startswith("default: got 'keep', expected one of must_save")
+
+
+def test_rules_that_do_not_fit_the_model_are_printed_as_json(check, tmp_path):
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules: [{cells: blocks.*, policy: must_swap}]\n")
+    result = check("policy.yaml", "{module}:build", "--json")
+    assert result.exit_code == 2
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert (problem["line"], problem["column"]) == (2, 17)
+
+
 def test_help_says_that_code_is_executed():
     result = CliRunner().invoke(command, ["check", "--help"])
     assert result.exit_code == 0

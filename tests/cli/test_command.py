@@ -57,11 +57,16 @@ def test_the_version_is_the_distribution_s():
     assert result.stdout.strip() == f"hyper-parallel {metadata.version('hyper-parallel')}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["check", "-h"], ["ops", "-h"]])
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in command.commands), ["check", "-h"]])
 def test_every_command_has_help(arguments):
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize("name", list(command.commands))
+def test_every_command_prints_json(name):
+    assert "--json" in CliRunner().invoke(command, [name, "--help"]).stdout
 
 
 def test_an_unknown_command_has_exit_status_2():

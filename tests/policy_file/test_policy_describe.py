@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, apply_policy, load_policy
-from hyper_parallel.policy_file.resolve import size_in_words
+from hyper_parallel.policy_file.sizes import size_in_words
 
 
 def rule(cells: str, policy: str, **others: Any) -> dict[str, Any]:

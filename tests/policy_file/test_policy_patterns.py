@@ -128,7 +128,7 @@ def test_a_pattern_with_many_stars_is_not_slow() -> None:
         ("a.[0,1]", "expected an index"),
         ("a.[0.5]", "expected an index"),
         ("a.[٣]", "expected an index"),
-        ("a.[" + "9" * 5000 + "]", "expected an index"),
+        ("a.[" + "9" * 900 + "]", "expected an index"),
         ("a.0]", "']' closes a range that no '[' opened"),
         ("a.[5-2]", "the range [5-2] is empty; write [2-5]"),
         ("block1[2-3]", "no digit or second range may touch it"),

@@ -3,22 +3,39 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, WithJsonSchema, model_validator
 
 
 def _no_bare_guess(value: Any) -> Any:
     if isinstance(value, (bool, float)):
         raise ValueError("a size is a whole number of bytes or a string like '32MiB'")
+    # A float in between would overflow.
+    if (isinstance(value, int) and value >= _TOO_LARGE) or (isinstance(value, str) and len(value) > _LONGEST):
+        raise ValueError("a size is below 8 EiB, and written in a few characters")
     return value
 
 
-Bytes = Annotated[ByteSize, BeforeValidator(_no_bare_guess)]
+_TOO_LARGE = 2**63
+_LONGEST = 40
+
+Bytes = Annotated[
+    ByteSize,
+    BeforeValidator(_no_bare_guess),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": r"^\s*\d*\.?\d+\s*([A-Za-z]+)?\s*$"},
+            ]
+        }
+    ),
+]
 
 
 class SwapSettings(BaseModel):
     """The knobs of the swap manager. Sizes are bytes, or strings like ``"32MiB"``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     tier: Literal["file", "host"] = "file"
     """Where swapped tensors wait. `file`: preallocated, unlinked files; on the CPU backend only this lowers the peak.

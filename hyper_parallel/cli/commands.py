@@ -5,6 +5,7 @@ import click
 from hyper_parallel.cli.check import check
 from hyper_parallel.cli.demo import demo
 from hyper_parallel.cli.ops import ops
+from hyper_parallel.cli.report import report
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,3 +17,4 @@ def command() -> None:
 command.add_command(check)
 command.add_command(demo)
 command.add_command(ops)
+command.add_command(report)

@@ -30,7 +30,7 @@ def test_importing_the_library_imports_no_command_or_plotting_library():
     done = run_python("""
         import sys
         import hyper_parallel
-        print(sorted({"click", "rich", "matplotlib"} & set(sys.modules)))
+        print(sorted({"click", "rich", "matplotlib", "jinja2"} & set(sys.modules)))
     """)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
@@ -57,7 +57,9 @@ def test_the_version_is_the_distribution_s():
     assert result.stdout.strip() == f"hyper-parallel {metadata.version('hyper-parallel')}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["check", "-h"], ["ops", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["demo", "--help"], ["check", "-h"], ["ops", "-h"], ["report", "-h"]]
+)
 def test_every_command_has_help(arguments):
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0

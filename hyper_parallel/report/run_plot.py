@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from hyper_parallel.report.run import Run
@@ -76,9 +77,8 @@ def _draw_tracks(axes: Axes, run: Run) -> None:
                 if span.tid == tid and kind in (span.cat, span.name.split(" ", 1)[0] if span.cat == "compute" else "")
             ]
             if bars:
-                axes.broken_barh(
-                    bars, (line - 0.38, 0.76), facecolor=_COLOURS[kind], linewidth=0, alpha=0.9, rasterized=pixels
-                )
+                faces = [to_rgba(_COLOURS[kind], (0.95, 0.65)[number % 2]) for number in range(len(bars))]
+                axes.broken_barh(bars, (line - 0.38, 0.76), facecolors=faces, linewidth=0, rasterized=pixels)
     handles = [axes.plot([], [], color=_COLOURS[kind], linewidth=5)[0] for kind in ("forward", "backward")]
     axes.legend(handles, ["forward", "backward"], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.set_yticks(list(lines.values()), list(run.tracks.values()))

@@ -30,7 +30,7 @@ class Trace:
     """What happens until `stop()`, which writes it; a context manager.
 
     It is written when the block ends, by an exception too, and at the latest when the interpreter ends; not if the
-    process is killed. Until then its events are in memory, half a kilobyte for each.
+    process is killed. Until then its events are in memory, about 300 bytes for each.
 
     Args:
         file: Where it is written to, as JSON.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
@@ -95,6 +95,15 @@ Event = Annotated[About | Span | Levels, Field(discriminator="ph")]
 class _File(_Read):
     traceEvents: list[Event]  # the format's name, as the next
     otherData: _Other
+
+    @model_validator(mode="after")
+    def _names_every_track(self) -> "_File":
+        abouts = [event for event in self.traceEvents if isinstance(event, About)]
+        named = {event.tid for event in abouts if event.name == "thread_name"}
+        unnamed = sorted({event.tid for event in self.traceEvents if isinstance(event, Span)} - named)
+        if unnamed:
+            raise ValueError(f"the tracks {unnamed} have spans, but no name (an event with ph 'M')")
+        return self
 
 
 @dataclass(frozen=True)

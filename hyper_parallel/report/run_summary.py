@@ -88,8 +88,8 @@ class RunSummary:
     largest_tensors: list[TensorRow]
     cells: dict[str, CellStats] | None
     """What was counted per cell since `SwapManager().reset()`; None if it couldn't be read."""
-    counted_before: bool
-    """Whether the counters hold more than the trace: they began before it."""
+    counters_hold_more: bool
+    """Whether the counters hold more than these figures: they began before the trace, or this is a part of it."""
     settings: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def summarize(run: Run, largest: int = 10) -> RunSummary:
         waits=_waits(run.of("wait")),
         largest_tensors=_tensors(run)[:largest],
         cells=None if stats is None else dict(stats.cells),
-        counted_before=stats is not None
+        counters_hold_more=stats is not None
         and (stats.offloaded_bytes > offloads.bytes or stats.loaded_bytes > loads.bytes),
         settings=run.settings.model_dump(mode="json"),
     )

@@ -135,7 +135,7 @@ def test_counters_that_could_not_be_read_are_missed_aloud(tmp_path: Path) -> Non
 def test_counters_that_began_before_the_trace_are_told(tmp_path: Path) -> None:
     trace = a_trace()
     trace["otherData"]["stats"]["offloaded_bytes"] *= 2
-    assert ", which was before this was recorded" in page_of(trace, tmp_path).text
+    assert ", so that they hold more than the figures above" in page_of(trace, tmp_path).text
 
 
 def test_a_part_of_a_run_says_which(run: Run) -> None:

@@ -81,6 +81,12 @@ def test_a_trace_without_a_part_is_refused_with_its_name(tmp_path: Path, key: st
     assert f"otherData.{key}: Field required" in refusal(tmp_path, json.dumps(_without(key, "otherData")))
 
 
+def test_a_track_without_a_name_is_refused(tmp_path: Path) -> None:
+    trace = a_trace()
+    trace["traceEvents"] = trace["traceEvents"][1:]
+    assert "the tracks [1] have spans, but no name" in refusal(tmp_path, json.dumps(trace))
+
+
 def test_of_many_mistakes_the_first_three_are_told(tmp_path: Path) -> None:
     trace = a_trace()
     for event in trace["traceEvents"][4:9]:

@@ -68,10 +68,10 @@ def test_ten_tensors_are_named(tmp_path: Path) -> None:
 
 
 def test_it_says_when_the_counters_hold_more_than_the_trace(tmp_path: Path) -> None:
-    assert not summarize(run_of(tmp_path)).counted_before
+    assert not summarize(run_of(tmp_path)).counters_hold_more
     trace = a_trace()
     trace["otherData"]["stats"]["loaded_bytes"] += 1
-    assert summarize(read_run(write(tmp_path, trace))).counted_before
+    assert summarize(read_run(write(tmp_path, trace))).counters_hold_more
 
 
 def test_it_can_be_written_as_json(tmp_path: Path) -> None:

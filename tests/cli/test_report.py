@@ -2,10 +2,15 @@
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import hyper_parallel
 from hyper_parallel.cli.commands import command
 from tests.cli.models import assert_refused
 from tests.report.runs import MB, Page, a_trace, write
@@ -13,7 +18,8 @@ from tests.report.runs import MB, Page, a_trace, write
 
 @pytest.fixture
 def report(tmp_path, monkeypatch):
-    """A function that runs the command on a trace in a folder of its own."""
+    """A function that runs the command on a trace in a folder of its own, without the picture, which takes a second."""
+    monkeypatch.setattr("hyper_parallel.report.page.run_as_svg", lambda run: "<svg></svg>")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     write(tmp_path, a_trace())
@@ -29,6 +35,20 @@ def test_the_page_is_written_and_named(report, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "page: report.html"
     assert Page((tmp_path / "report.html").read_text("utf-8")).figures["offloaded"] == "7.0"
+
+
+def test_the_command_runs_as_a_process_with_its_picture(tmp_path):
+    file = write(tmp_path, a_trace())
+    done = subprocess.run(
+        [sys.executable, "-m", "hyper_parallel.cli", "report", str(file), "-o", str(tmp_path / "mine.html")],
+        env=dict(os.environ, PYTHONPATH=str(Path(hyper_parallel.__file__).parent.parent)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "peak 6.0 MB" in Page((tmp_path / "mine.html").read_text("utf-8")).text
 
 
 @pytest.mark.parametrize("option", ["-o", "--out"])

@@ -8,6 +8,7 @@ from hyper_parallel.cli.demo import demo
 from hyper_parallel.cli.diff import diff
 from hyper_parallel.cli.explain import explain
 from hyper_parallel.cli.ops import ops
+from hyper_parallel.cli.report import report
 from hyper_parallel.cli.schema import schema
 
 
@@ -17,5 +18,5 @@ def command() -> None:
     """Say what happens to the activations that backward needs: keep, recompute or swap to host."""
 
 
-for each in (check, convert, demo, diff, explain, ops, schema):
+for each in (check, convert, demo, diff, explain, ops, report, schema):
     command.add_command(each)

@@ -30,7 +30,7 @@ def test_importing_the_library_imports_no_command_or_plotting_library():
     done = run_python("""
         import sys
         import hyper_parallel
-        print(sorted({"click", "rich", "matplotlib"} & set(sys.modules)))
+        print(sorted({"click", "rich", "matplotlib", "jinja2"} & set(sys.modules)))
     """)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

@@ -34,7 +34,11 @@ def test_a_dispatch_name_means_that_operator_alone() -> None:
     assert [policy_of(table, name) for name in ("BatchMatMul", "MatMul")] == [SAVE, PREFER_RECOMPUTE]
 
 
-@pytest.mark.parametrize("item", ["MatMul", ops.MatMul, ops.MatMul(), ops.matmul, mint.matmul], ids=str)
+@pytest.mark.parametrize(
+    "item",
+    ["MatMul", ops.MatMul, ops.MatMul(), ops.matmul, mint.matmul],
+    ids=["name", "class", "primitive", "ops", "mint"],
+)
 def test_a_list_takes_names_primitives_and_functions(item: Any) -> None:
     table = operator_policy([item], "t")
     assert isinstance(table, Table)

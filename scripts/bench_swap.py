@@ -127,6 +127,23 @@ class Chain(reference.nn.Cell):
         return x
 
 
+def measure_direct_io(depth: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
+    """Seconds per step with and without the page cache, each after a step that fills the files anew."""
+    net, x = build(depth, "swap"), batch()
+    times: dict[str, list[float]] = {"plain": [], "swap": []}  # the names that `ratio` compares
+    task = progress.add_task("direct I/O", total=rounds)
+    for i in range(rounds):
+        for direct in (False, True) if i % 2 else (True, False):
+            SwapManager().configure(direct_io=direct)
+            step(net, x)
+            begin = time.perf_counter()
+            step(net, x)
+            times["swap" if direct else "plain"].append(time.perf_counter() - begin)
+        progress.advance(task)
+    SwapManager().configure()
+    return times
+
+
 def microseconds_per_tensor(steps: int) -> float:
     """Of the main thread, in all that swapping adds, the least of so many steps: others only add."""
     main, spent, fetched = threading.get_ident(), [0.0], [0]
@@ -204,6 +221,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if steps := figures.get("steps"):
         at_most("step time, swap / plain", 1.02, *interval(ratio(steps["seconds"], "swap")))
         at_most("waits, share of the step", 0.02, *interval(steps["wait_share"]))
+    if direct := figures.get("direct_io"):
+        at_most("step time, page cache / direct I/O", 1.0, *interval([1 / value for value in ratio(direct, "swap")]))
     if peaks := figures.get("peaks"):
         trained, frozen = peaks["trained"], peaks["frozen"]
         for mode in SWAPPED:
@@ -253,7 +272,7 @@ def tables(figures: dict[str, Any], answers: list[Verdict]) -> list[Table]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="peaks,steps,python,batch", help="what is measured")
+    parser.add_argument("--parts", default="peaks,steps,direct,python,batch", help="what is measured")
     parser.add_argument("--depths", default="4,8,12")
     parser.add_argument("--repeat", type=int, default=3, help="processes per peak")
     parser.add_argument("--time-depth", type=int, default=2, help="blocks of the timed nets")
@@ -270,8 +289,8 @@ def main() -> None:
         print(json.dumps(peak_here(a.one[0], int(a.one[1]), int(a.one[2]), a.frozen)))
         return
     out, parts = a.out.resolve(), a.parts.split(",")
-    if unknown := set(parts) - {"peaks", "steps", "python", "batch"}:
-        sys.exit(f"unknown parts {sorted(unknown)}; there are peaks, steps, python, batch")
+    if unknown := set(parts) - {"peaks", "steps", "direct", "python", "batch"}:
+        sys.exit(f"unknown parts {sorted(unknown)}; there are peaks, steps, direct, python, batch")
     figures: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     settings = SwapManager().settings
     weights = build(1, "plain").trainable_params()
@@ -285,6 +304,8 @@ def main() -> None:
             figures["us_per_tensor"] = microseconds_per_tensor(60)
         if "steps" in parts:
             figures["steps"] = measure_steps(a.time_depth, a.rounds, progress)
+        if "direct" in parts:
+            figures["direct_io"] = measure_direct_io(a.time_depth, a.rounds // 2, progress)
         if "peaks" in parts:
             figures["one_block_mb"] = peak("nothing_kept", 1, a.repeat, frozen=True)["mb"]
             figures["peaks"] = measure_peaks([int(d) for d in a.depths.split(",")], a.repeat, progress)

@@ -174,6 +174,28 @@ def test_two_threads_have_tracks_of_their_own(file: Path) -> None:
     assert sorted(names[event["tid"]] for event in spans(file, "wait")) == ["wait", "wait, thread 2"]
 
 
+def test_two_threads_that_train_in_turn_do_not_end_each_other_s_spans(manager: SwapManager, file: Path) -> None:
+    turn, both = threading.Lock(), threading.Barrier(2)
+
+    def train() -> None:
+        both.wait(10)  # a thread that has ended may give its identity to the next
+        for _ in range(2):
+            with turn:  # MindSpore 2.10 itself fails when two threads take a gradient at the same time
+                gradients(swapped(), X)
+        both.wait(10)
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    with manager.trace(file):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    names: dict[int, list[str]] = {}
+    for event in spans(file, "compute"):
+        names.setdefault(event["tid"], []).append(event["name"])
+    assert list(names.values()) == [(["forward Tanh"] * 4 + ["backward Tanh"] * 4) * 2] * 2
+
+
 def test_what_other_threads_compute_ends_with_the_trace(file: Path) -> None:
     trace = recording(file)
     thread = threading.Thread(target=trace.computes, args=("forward a",))

@@ -285,6 +285,29 @@ def test_two_traces_at_once_raise_and_name_the_first(manager: SwapManager, file:
         pass
 
 
+def test_settings_do_not_change_while_a_trace_is_recorded(manager: SwapManager, file: Path) -> None:
+    with manager.trace(file):
+        manager.configure(min_bytes=0)  # what they are
+        with pytest.raises(SwapStateError, match=r"while a trace is recorded to .*run\.json; stop\(\) it first"):
+            manager.configure(min_bytes=1)
+    manager.configure(min_bytes=1)
+
+
+def test_a_trace_whose_end_failed_does_not_block_the_next(
+    manager: SwapManager, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("an operator failed")
+
+    trace = manager.trace(file)
+    with monkeypatch.context() as patch:
+        patch.setattr("hyper_parallel.core.activation_memory.swap_manager.wait_for_operators", fail)
+        with pytest.raises(RuntimeError, match="an operator failed"):
+            trace.stop()
+    with manager.trace(file):
+        pass
+
+
 def test_a_file_that_can_not_be_written_is_refused_when_it_begins(manager: SwapManager, tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         manager.trace(tmp_path)

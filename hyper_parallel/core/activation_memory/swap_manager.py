@@ -103,7 +103,7 @@ class SwapManager:
         Raises:
             PolicyError: A value is not valid (also a ValueError; the message names all that aren't), or a policy file
                 that is applied chose otherwise.
-            SwapStateError: Tensors are swapped right now.
+            SwapStateError: Tensors are swapped right now, or a trace is being recorded.
             HostMemoryError: The folder can't be written.
 
         Supported Platforms:
@@ -380,7 +380,7 @@ class SwapManager:
 
         Raises:
             SwapStateError: Another trace is being recorded.
-            OSError: The folder of the file isn't there.
+            OSError: The file can't be written, or its folder isn't there.
 
         Supported Platforms:
             ``CPU``
@@ -402,8 +402,10 @@ class SwapManager:
             raise SwapStateError(f"a trace is being recorded to {running.file}; stop() it first")
 
         def stop(trace: Trace) -> Any:
-            stats = self.stats()
-            self.engine.ledger.trace = None
+            try:
+                stats = self.stats()
+            finally:
+                self.engine.ledger.trace = None  # an operator that failed may be raised where it is waited for
             cells = {path: asdict(cell) for path, cell in stats.cells.items()}
             return {**asdict(replace(stats, cells={})), "cells": cells}
 
@@ -454,6 +456,7 @@ class SwapManager:
                 self.engine.count(path, "recomputed_regions", 1)
                 return replace(spec, policy=CheckpointPolicy.MUST_RECOMPUTE, tensor_policy=None)
             if step == "keep":
+                self.engine.count(path, "kept_regions", 1)
                 keep = CheckpointPolicy.MUST_SAVE if spec.policy.swaps else spec.policy
                 return replace(spec, policy=keep, swap_inputs=False, tensor_policy=None)
         return spec
@@ -474,6 +477,10 @@ class SwapManager:
                     )
         settings = SwapSettings(**{key: value for key, (value, _) in chosen.items()})
         if settings != self.settings:
+            if self._engine is not None and (trace := self._engine.ledger.trace) is not None:
+                raise SwapStateError(
+                    f"swap settings can't change ({source}) while a trace is recorded to {trace.file}; stop() it first"
+                )
             tier = _tier_of(settings)
             tier.close()
             if self._engine is not None:

@@ -27,6 +27,8 @@ class CellStats:
     """Left alone: a tensor policy said so, or the host is exhausted and `when_exhausted` allows it."""
     recomputed_regions: int = 0
     """Calls that were recomputed instead, since the host is exhausted."""
+    kept_regions: int = 0
+    """Calls whose tensors or inputs all stayed on the device, since the host is exhausted."""
     late_loads: int = 0
     """Tensors that backward needed before their load was even begun."""
     evicted_bytes: int = 0

@@ -80,6 +80,7 @@ class SwapTensor:
         "error",
         "group",
         "handles",
+        "is_wanted",
         "label",
         "nbytes",
         "pieces",
@@ -107,6 +108,8 @@ class SwapTensor:
         self.handles = 0
         self.buffer: np.ndarray | None = None
         """The bytes, on the device again."""
+        self.is_wanted = False
+        """The user has asked for it: it isn't given up for something else, until backward has read it."""
         self.was_read = False
         """Backward has read it since it was loaded."""
         self.busy = False

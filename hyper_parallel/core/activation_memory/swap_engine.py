@@ -243,22 +243,21 @@ class SwapEngine:
         """Backward has come to it before it left."""
         self._offloads.cancel(entry)
         if entry.state is SwapState.RESIDENT and not entry.stays:
-            why = "held_bytes" if entry.begins_waited or entry.is_held_elsewhere else "cancelled_bytes"
-            self.ledger.count(entry.group.path, why, entry.nbytes)
-            self._offloads.free_slot(entry)
-            entry.stays = True
+            is_held = entry.begins_waited or entry.is_held_elsewhere
+            self._offloads.stay(entry, "held_bytes" if is_held else "cancelled_bytes")
 
     # ---- by hand
 
     def _live_groups(self, name: str) -> list[SwapGroup]:
-        """The groups of this name whose tensors are swapped now.
+        """The groups of this name whose tensors this thread has swapped, and still needs.
 
         Raises:
             SwapStateError: There is none.
         """
-        found = [group for group in self._groups.values() if name in (group.name, group.path)]
+        own = self._own_groups()
+        found = [group for group in own if name in (group.name, group.path)]
         if not found:
-            names = sorted({group.name or group.path for group in self._groups.values()})
+            names = sorted({group.name or group.path for group in own})
             raise SwapStateError(
                 f"no group {name!r} holds swapped tensors; there are {', '.join(map(repr, names)) or 'none'}. A group "
                 f"is there from the end of its region's forward until backward has read it"
@@ -276,33 +275,41 @@ class SwapEngine:
                 entry
                 for group in self._live_groups(name)
                 for entry in group.entries
-                if not entry.stays and not (entry.state is SwapState.RESIDENT and entry.is_held_elsewhere)
+                if not entry.stays and entry.state is not SwapState.RELEASED
             ]
             for entry in entries:
-                if entry.state not in needed and entry.state is not SwapState.RELEASED:
-                    raise SwapStateError(f"{action}({name!r}): {entry} is {entry.state.value}, {wrong}")
+                is_deferred = self._offloads.is_deferred(entry)
+                if entry.state not in needed if not is_deferred else action != "wait_offload":
+                    state = f"{entry.state.value}{', and launched' if is_deferred else ''}"
+                    raise SwapStateError(f"{action}({name!r}): {entry} is {state}, {wrong}")
             if action == "launch_offload":
                 self._offloads.launch(entries)
             elif action == "wait_offload":
-                self._wait(name, action, lambda: not any(entry.state is SwapState.OFFLOADING for entry in entries))
+                self._offloads.launch_deferred(entries)
+                self._wait(entries, SwapState.OFFLOADING, action)
                 self._offloads.raise_failure(self._group_count)
             elif action == "launch_load":
                 for entry in reversed(entries):
                     self._loads.launch(entry)
             else:
-                self._wait(name, action, lambda: not any(entry.state is SwapState.LOADING for entry in entries))
+                self._wait(entries, SwapState.LOADING, action)
                 for entry in entries:
                     self._loads.check(entry)
 
-    def _wait(self, name: str, action: str, condition: Callable[[], bool]) -> None:
-        self.ledger.wait(self._changed, condition, name, action)
+    def _wait(self, entries: list[SwapTensor], state: SwapState, action: str) -> None:
+        path = entries[0].group.path if entries else ""
+        self.ledger.wait(self._changed, lambda: not any(entry.state is state for entry in entries), path, action)
+
+    def _own_groups(self) -> list[SwapGroup]:
+        return [group for group in self._groups.values() if group.thread == threading.get_ident()]
 
     @_all_or_broken
     def is_last(self, name: str) -> bool:
-        """Whether the newest group that holds swapped tensors has this name."""
+        """Whether the newest group of this thread that holds swapped tensors has this name."""
         with self._lock:
             self._reap()
-            return any(group.index == max(self._groups) for group in self._live_groups(name))
+            named = self._live_groups(name)
+            return max(group.index for group in named) == max(group.index for group in self._own_groups())
 
     # ---- the end of an entry
 

@@ -176,7 +176,7 @@ class Loads:
             self._ledger.waited(begin, needed.group.path, "operators")
 
     def _evict(self, entry: SwapTensor) -> None:
-        if entry.state is SwapState.LOADED and not entry.was_read and entry.slot is not None:
+        if entry.state is SwapState.LOADED and not entry.was_read and not entry.is_wanted:
             del self._loaded[id(entry)]
             entry.move(SwapState.ON_HOST)
             entry.buffer = entry.tensor = None
@@ -188,6 +188,7 @@ class Loads:
     def launch(self, entry: SwapTensor) -> None:
         """The user wants it: load it, whatever the window says."""
         entry.error = None
+        entry.is_wanted = True
         self._load(entry, urgent=False)
 
     def _load(self, entry: SwapTensor, urgent: bool) -> None:

@@ -143,6 +143,25 @@ class Offloads:
         finally:
             self._submit()  # also when there is no room for one of them: somebody may wait for the others
 
+    def is_deferred(self, entry: SwapTensor) -> bool:
+        """Whether it is launched, but other code has held it so far."""
+        return any(each is entry for each in self._elsewhere)
+
+    def launch_deferred(self, entries: list[SwapTensor]) -> None:
+        """The user waits for these: what other code still holds stays for good, so that what is waited for is known."""
+        deferred = [entry for entry in entries if self.is_deferred(entry)]
+        self._elsewhere = [entry for entry in self._elsewhere if entry not in deferred]
+        for entry in deferred:
+            if entry.is_held_elsewhere:
+                self.stay(entry, "held_bytes")
+        self.launch(deferred)
+
+    def stay(self, entry: SwapTensor, why: str) -> None:
+        """It stays on the device, and is counted as `why`."""
+        self._ledger.count(entry.group.path, why, entry.nbytes)
+        self.free_slot(entry)
+        entry.stays = True
+
     def _submit(self) -> None:
         while self._waiting:
             entry = self._waiting[0]

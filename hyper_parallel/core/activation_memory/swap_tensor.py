@@ -89,6 +89,7 @@ class SwapTensor:
         "first",
         "group",
         "handles",
+        "is_wanted",
         "nbytes",
         "pieces",
         "slot",
@@ -120,6 +121,8 @@ class SwapTensor:
         """The bytes, on the device again."""
         self.tensor: Tensor | None = None
         """The tensor over them, if it is all of the transfer."""
+        self.is_wanted = False
+        """The user has asked for it: it isn't given up for something else, until backward has read it."""
         self.was_read = False
         """Backward has read it, since it was loaded if it was."""
         self.busy = False

@@ -225,7 +225,7 @@ def test_statistics_are_frozen_and_have_the_promised_fields(manager: SwapManager
 def test_the_default_budget_is_half_of_the_memory_divided_by_the_ranks(
     manager: SwapManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hyper_parallel.core.activation_memory.swap_manager.container_bytes", lambda: 1000)
-    monkeypatch.setattr("hyper_parallel.core.activation_memory.swap_manager.ranks_on_this_host", lambda: 4)
+    monkeypatch.setattr("hyper_parallel.core.activation_memory.swap_configuration.container_bytes", lambda: 1000)
+    monkeypatch.setattr("hyper_parallel.core.activation_memory.swap_configuration.ranks_on_this_host", lambda: 4)
     manager.configure(tier="host")
     assert manager.engine.tier.limit == 125

@@ -16,6 +16,7 @@ import numpy as np
 from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory import marks
+from hyper_parallel.core.activation_memory.swap_by_hand import ByHand
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_in import Loads
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
@@ -80,6 +81,7 @@ class SwapEngine:
         self._loads = Loads(
             settings, tier, self.ledger, self._changed, self._thread, self._offloads, self._groups, self._reap
         )
+        self._by_hand = ByHand(self.ledger, self._changed, self._offloads, self._loads, self._groups)
 
     # ---- forward
 
@@ -246,70 +248,19 @@ class SwapEngine:
             is_held = entry.begins_waited or entry.is_held_elsewhere
             self._offloads.stay(entry, "held_bytes" if is_held else "cancelled_bytes")
 
-    # ---- by hand
-
-    def _live_groups(self, name: str) -> list[SwapGroup]:
-        """The groups of this name whose tensors this thread has swapped, and still needs.
-
-        Raises:
-            SwapStateError: There is none.
-        """
-        own = self._own_groups()
-        found = [group for group in own if name in (group.name, group.path)]
-        if not found:
-            names = sorted({group.name or group.path for group in own})
-            raise SwapStateError(
-                f"no group {name!r} holds swapped tensors; there are {', '.join(map(repr, names)) or 'none'}. A group "
-                f"is there from the end of its region's forward until backward has read it"
-            )
-        return found
-
     @_all_or_broken
     def by_hand(self, name: str, action: str) -> None:
-        """Launch or wait for the transfers of a group: `launch_offload`, `wait_offload`, `launch_load`, `wait_load`."""
-        needed, wrong = _BY_HAND[action]
+        """Launch or wait for the transfers of a group; see `ByHand`."""
         with self._lock:
             self._reap()
-            self._offloads.raise_failure(self._group_count)
-            entries = [
-                entry
-                for group in self._live_groups(name)
-                for entry in group.entries
-                if not entry.stays and entry.state is not SwapState.RELEASED
-            ]
-            for entry in entries:
-                is_deferred = self._offloads.is_deferred(entry)
-                if entry.state not in needed if not is_deferred else action != "wait_offload":
-                    state = f"{entry.state.value}{', and launched' if is_deferred else ''}"
-                    raise SwapStateError(f"{action}({name!r}): {entry} is {state}, {wrong}")
-            if action == "launch_offload":
-                self._offloads.launch(entries)
-            elif action == "wait_offload":
-                self._offloads.launch_deferred(entries)
-                self._wait(entries, SwapState.OFFLOADING, action)
-                self._offloads.raise_failure(self._group_count)
-            elif action == "launch_load":
-                for entry in reversed(entries):
-                    self._loads.launch(entry)
-            else:
-                self._wait(entries, SwapState.LOADING, action)
-                for entry in entries:
-                    self._loads.check(entry)
-
-    def _wait(self, entries: list[SwapTensor], state: SwapState, action: str) -> None:
-        path = entries[0].group.path if entries else ""
-        self.ledger.wait(self._changed, lambda: not any(entry.state is state for entry in entries), path, action)
-
-    def _own_groups(self) -> list[SwapGroup]:
-        return [group for group in self._groups.values() if group.thread == threading.get_ident()]
+            self._by_hand.run(name, action, self._group_count)
 
     @_all_or_broken
     def is_last(self, name: str) -> bool:
         """Whether the newest group of this thread that holds swapped tensors has this name."""
         with self._lock:
             self._reap()
-            named = self._live_groups(name)
-            return max(group.index for group in named) == max(group.index for group in self._own_groups())
+            return self._by_hand.is_last(name)
 
     # ---- the end of an entry
 
@@ -404,19 +355,3 @@ class SwapEngine:
         """Stop the thread and give the tier's memory back."""
         self._thread.stop()
         self.tier.close()
-
-
-_HOST_STATES = {SwapState.ON_HOST, SwapState.LOADING, SwapState.LOADED}
-_BY_HAND: dict[str, tuple[set[SwapState], str]] = {
-    "launch_offload": ({SwapState.RESIDENT}, "so that its offload has been launched already"),
-    "wait_offload": (
-        {SwapState.OFFLOADING, *_HOST_STATES},
-        "so that there is nothing to wait for; call launch_offload first",
-    ),
-    "launch_load": ({SwapState.ON_HOST}, "and only what is on host can be loaded; wait_offload comes before"),
-    "wait_load": (
-        {SwapState.LOADING, SwapState.LOADED},
-        "so that there is nothing to wait for; call launch_load first",
-    ),
-}
-"""What each call needs, and what is wrong otherwise."""

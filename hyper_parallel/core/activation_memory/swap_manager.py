@@ -11,27 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from mindspore import nn
-from pydantic import ValidationError
 
 from hyper_parallel.core.activation_memory import prefetch_layers
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
+from hyper_parallel.core.activation_memory.swap_by_hand import GroupName, SwapByHand
+from hyper_parallel.core.activation_memory.swap_configuration import agreed, tier_of
 from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
 from hyper_parallel.core.activation_memory.swap_trace import Trace
-from hyper_parallel.core.errors import HostMemoryError, PolicyError, SwapStateError
+from hyper_parallel.core.errors import SwapStateError
 from ms_ops.autograd import gradient_depth, wait_for_operators
-from ms_ops.file_tier import FileTier
-from ms_ops.host import HostTier, Tier
-from ms_ops.memory import container_bytes, ranks_on_this_host
-
-_BUDGET_SHARE = 0.5
-"""The part of the container's memory that may be used on host when no `host_budget` is given."""
 
 
-class SwapManager:
+class SwapManager(SwapByHand):
     """The process's swap manager; every call of `SwapManager()` gives the same object.
 
     It owns the host side of MUST_SWAP and of `swap_inputs=True`: the tier, its budget, the copy thread, prefetch, and
@@ -54,7 +49,6 @@ class SwapManager:
     _explicit: dict[str, Any]
     _adopted: list[tuple[str, dict[str, Any]]]
     _engine: SwapEngine | None
-    _group_name: "_GroupName"
     settings: SwapSettings
 
     def __new__(cls) -> "SwapManager":
@@ -62,7 +56,7 @@ class SwapManager:
             if cls._instance is None:
                 self = super().__new__(cls)
                 self._explicit, self._adopted, self._engine = {}, [], None
-                self._group_name = _GroupName()
+                self._group_name = GroupName()
                 self.settings = SwapSettings()
                 cls._instance = self
             return cls._instance
@@ -225,119 +219,6 @@ class SwapManager:
             raise ValueError(f"set_forward_prefetch_layer takes two layers, but got one twice: {type(first).__name__}")
         prefetch_layers.pair(first, second)
 
-    # ---- by hand
-
-    def set_current_group_name(self, name: str | None) -> None:
-        """Move by hand what regions swap that begin on this thread from now on; None: let the engine do it again.
-
-        What they swap is the group `name`, for `launch_offload` and the other calls. It stays on the device until its
-        offload is launched. Backward finds it in any case: what is on host then is loaded on demand, and counted as
-        `late_loads`.
-
-        Args:
-            name: The name of the group, or None.
-
-        Raises:
-            TypeError: The name is no string.
-            ValueError: It is empty.
-
-        Supported Platforms:
-            ``CPU``
-
-        Examples:
-            >>> from hyper_parallel import SwapManager
-            >>> SwapManager().set_current_group_name("micro batch 0")
-            >>> SwapManager().get_current_group_name()
-            'micro batch 0'
-            >>> SwapManager().set_current_group_name(None)
-        """
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"the name of a group must be a string, or None, but got {name!r} of {type(name).__name__}")
-        if name == "":
-            raise ValueError("the name of a group must not be empty; None lets the engine move what is swapped")
-        self._group_name.value = name or ""
-
-    def get_current_group_name(self) -> str | None:
-        """The name that `set_current_group_name` gave on this thread, or None.
-
-        Supported Platforms:
-            ``CPU``
-        """
-        return self._group_name.value or None
-
-    def launch_offload(self, group_name: str) -> None:
-        """Send what a group holds to host; returns at once.
-
-        Args:
-            group_name: The name that was current when the region began, or the path of a region.
-
-        Raises:
-            SwapStateError: No such group holds swapped tensors, or its offload has been launched already.
-            HostMemoryError: The host is exhausted.
-
-        Supported Platforms:
-            ``CPU``
-        """
-        self.engine.by_hand(group_name, "launch_offload")
-
-    def wait_offload(self, group_name: str) -> None:
-        """Wait until what `launch_offload` sent is on host.
-
-        Args:
-            group_name: As for `launch_offload`.
-
-        Raises:
-            SwapStateError: No such group holds swapped tensors, or its offload was not launched.
-            HostMemoryError: A copy failed; the tensors are on the device.
-
-        Supported Platforms:
-            ``CPU``
-        """
-        self.engine.by_hand(group_name, "wait_offload")
-
-    def launch_load(self, group_name: str) -> None:
-        """Load what a group has on host, beyond the setting `window` if need be; returns at once.
-
-        Args:
-            group_name: As for `launch_offload`.
-
-        Raises:
-            SwapStateError: No such group holds swapped tensors, or they aren't on host (yet).
-
-        Supported Platforms:
-            ``CPU``
-        """
-        self.engine.by_hand(group_name, "launch_load")
-
-    def wait_load(self, group_name: str) -> None:
-        """Wait until what `launch_load` wanted is on the device.
-
-        Args:
-            group_name: As for `launch_offload`.
-
-        Raises:
-            SwapStateError: No such group holds swapped tensors, or their load was not launched.
-            HostMemoryError: A tensor can't be read.
-
-        Supported Platforms:
-            ``CPU``
-        """
-        self.engine.by_hand(group_name, "wait_load")
-
-    def is_last_group(self, group_name: str) -> bool:
-        """Whether this is the newest group that holds swapped tensors: the one that backward reads first.
-
-        Args:
-            group_name: As for `launch_offload`.
-
-        Raises:
-            SwapStateError: No such group holds swapped tensors.
-
-        Supported Platforms:
-            ``CPU``
-        """
-        return self.engine.is_last(group_name)
-
     def abort_step(self) -> None:
         """Give up what this thread has swapped, so that a step that failed can be tried again with nothing held.
 
@@ -424,10 +305,10 @@ class SwapManager:
         with self._creating:
             engine = self._engine
             if engine is None:
-                engine = SwapEngine(self.settings, _tier_of(self.settings))
+                engine = SwapEngine(self.settings, tier_of(self.settings))
             elif engine.ledger.broken is not None:
                 engine.close()
-                engine = SwapEngine(self.settings, _tier_of(self.settings), engine.ledger.continued())
+                engine = SwapEngine(self.settings, tier_of(self.settings), engine.ledger.continued())
             self._engine = engine
             return engine
 
@@ -464,24 +345,13 @@ class SwapManager:
     # ---- settings
 
     def _use(self, explicit: dict[str, Any], adopted: list[tuple[str, dict[str, Any]]], source: str) -> None:
-        chosen: dict[str, tuple[Any, str]] = {}
-        for name, values in [("configure()", explicit), *adopted]:
-            one = _validated(values, name)
-            for key in values:
-                value = getattr(one, key)
-                other, by = chosen.setdefault(key, (value, name))
-                if other != value:
-                    raise PolicyError(
-                        f"swap setting {key!r}: {by} says {other}, {name} says {value}; they must agree, or one of "
-                        f"them must leave it out"
-                    )
-        settings = SwapSettings(**{key: value for key, (value, _) in chosen.items()})
+        settings = agreed([("configure()", explicit), *adopted])
         if settings != self.settings:
             if self._engine is not None and (trace := self._engine.ledger.trace) is not None:
                 raise SwapStateError(
                     f"swap settings can't change ({source}) while a trace is recorded to {trace.file}; stop() it first"
                 )
-            tier = _tier_of(settings)
+            tier = tier_of(settings)
             tier.close()
             if self._engine is not None:
                 live = self.stats().live_bytes
@@ -497,34 +367,6 @@ class SwapManager:
     def _close(self) -> None:
         if self._engine is not None:
             self._engine.close()
-
-
-class _GroupName(threading.local):
-    value = ""
-
-
-def _validated(values: dict[str, Any], source: str) -> SwapSettings:
-    try:
-        return SwapSettings(**values)
-    except ValidationError as error:
-        lines = [
-            f"{'.'.join(str(part) for part in item['loc'])}={item['input']!r}: {item['msg']}" for item in error.errors()
-        ]
-        raise PolicyError(f"{source}: " + "; ".join(lines)) from None
-
-
-def _tier_of(settings: SwapSettings) -> Tier:
-    budget = settings.host_budget
-    limit = int(container_bytes() * _BUDGET_SHARE / ranks_on_this_host()) if budget is None else int(budget)
-    if settings.tier == "host":
-        return HostTier(limit)
-    try:
-        return FileTier(settings.folder, limit, int(settings.slab), settings.direct_io)
-    except OSError as error:
-        raise HostMemoryError(
-            f"the folder of the file tier can't be used: {settings.folder or 'the temporary folder'}: "
-            f"{error.strerror}; give another one with folder=, or use tier='host'"
-        ) from error
 
 
 def _forget_engine_after_fork() -> None:

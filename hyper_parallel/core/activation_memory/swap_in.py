@@ -240,8 +240,9 @@ class Loads:
             entry.move(SwapState.LOADED)
             self._ledger.count(entry.group.path, "loaded_bytes", entry.nbytes)
         if self._ledger.trace is not None:
+            arrived = entry.nbytes if entry.state is SwapState.LOADED else 0
             self._ledger.trace.span(
-                "load", entry.label, begin, time.perf_counter(), bytes=entry.nbytes, cell=entry.group.path
+                "load", entry.label, begin, time.perf_counter(), bytes=arrived, cell=entry.group.path
             )
         self.go_on()
         self._changed.notify_all()

@@ -233,8 +233,9 @@ class Offloads:
             self._ledger.move("host", entry.nbytes)
             self._on_host(entry)
         if self._ledger.trace is not None:
+            arrived = entry.nbytes if entry.state is SwapState.ON_HOST else 0
             self._ledger.trace.span(
-                "offload", entry.label, begin, time.perf_counter(), bytes=entry.nbytes, cell=entry.group.path
+                "offload", entry.label, begin, time.perf_counter(), bytes=arrived, cell=entry.group.path
             )
         self._submit()
         self._changed.notify_all()

@@ -236,7 +236,7 @@ class SwapEngine:
                 return piece.storage.array()
             self._loads.get(entry)
             self._thread.call(self._loads.go_on)
-            if entry.tensor is not None and handle.layout == entry.first:
+            if entry.tensor is not None and handle.layout is entry.first:
                 return entry.tensor
             assert entry.buffer is not None
             return entry.buffer if len(entry.pieces) == 1 else entry.buffer[piece.offset : piece.offset + piece.nbytes]

@@ -252,7 +252,11 @@ class PolicyPlan:
 
 
 def load_policy(
-    source: str | os.PathLike[str] | dict[str, Any], *, format: str = "native", stage: int | None = None
+    source: str | os.PathLike[str] | dict[str, Any],
+    *,
+    format: str = "native",
+    stage: int | None = None,
+    stages: int | None = None,
 ) -> PolicyPlan:
     """Read and validate a policy file.
 
@@ -261,6 +265,7 @@ def load_policy(
             CheckpointPolicy members.
         format: What the source is written in; ``"native"``.
         stage: Which stage of the pipeline the net is, from 0, for a file with `stages`. `apply_policy` takes it, too.
+        stages: How many stages the pipeline has: a file with another number of `stages` is refused. None: not checked.
 
     Returns:
         A plan that belongs to no net yet. It can be applied to any number of nets.
@@ -288,13 +293,18 @@ expected a whole number of bytes or a string like '32MiB'
     if reader is None:
         raise PolicyError(f"format: got {format!r}, expected {' or '.join(map(repr, _READERS))}")
     read = reader(source)
+    read.check_stages(stages)
     if stage is not None:
         read.rules(stage)
     return PolicyPlan(read, stage)
 
 
 def apply_policy(
-    net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] | PolicyPlan, *, stage: int | None = None
+    net: nn.Cell,
+    source: str | os.PathLike[str] | dict[str, Any] | PolicyPlan,
+    *,
+    stage: int | None = None,
+    stages: int | None = None,
 ) -> PolicyPlan:
     """Put a net under a policy file, before its first step.
 
@@ -306,6 +316,7 @@ def apply_policy(
         source: Path of a YAML file, the same content as a dict, or a plan from `load_policy`.
         stage: Which stage of the pipeline the net is, from 0. A file with `stages` needs it, here or in `load_policy`;
             to another one it makes no difference.
+        stages: How many stages the pipeline has: a file with another number of `stages` is refused. None: not checked.
 
     Returns:
         The applied plan. That is a new one, but for a plan that was applied and removed: it is applied again.
@@ -333,7 +344,7 @@ def apply_policy(
     """
     _require_cell(net)
     if not isinstance(source, PolicyPlan):
-        plan = load_policy(source, stage=stage)
+        plan = load_policy(source, stage=stage, stages=stages)
     elif source.applied:
         raise PolicyError(
             f"the plan from {source.source} is applied to {source._net_name} already; call its remove() first"
@@ -343,6 +354,7 @@ def apply_policy(
             f"the plan from {source.source} was loaded for stage {source.stage}, but is applied to {stage}"
         )
     else:
+        source._source.check_stages(stages)
         is_new = source._resolution is None or source.stage != (stage if stage is not None else source.stage)
         plan = PolicyPlan(source._source, source.stage if stage is None else stage) if is_new else source
     plan._apply(net)

@@ -114,6 +114,13 @@ def test_utf16_is_named(tmp_path: Path, encoding: str) -> None:
     assert ("UTF-16, by its byte-order mark" if encoding == "utf-16" else "the character 0x00 isn't") in message(path)
 
 
+def test_lines_may_end_in_any_way(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    for end in (b"\n", b"\r\n", b"\r"):
+        path.write_bytes(end.join([b"version: 1", b"# two", b"default: keep", b""]))
+        assert message(path).startswith("policy.yaml:3:10: default: got 'keep'")
+
+
 def test_a_tab_is_named_where_it_stands(write: Write) -> None:
     found = message(write("version: 1\nrules:\n  - cells: a\n\tpolicy: must_save\n"))
     assert "malformed YAML: a tab before the text; lines are indented with spaces" in found

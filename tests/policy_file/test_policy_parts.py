@@ -228,6 +228,24 @@ class TestStages:
         with pytest.raises(TypeError, match="a stage is a whole number from 0"):
             load_policy(STAGES, stage=stage)
 
+    @pytest.mark.parametrize(("stages", "which"), [(1, "more"), (3, "fewer")])
+    def test_a_list_that_is_longer_or_shorter_than_the_pipeline_is_an_error(
+        self, gpt: nn.Cell, stages: int, which: str
+    ) -> None:
+        expected = (
+            f"dict has rules for 2 stages, {which} than the pipeline, which has {stages}; give one entry per stage"
+        )
+        assert expected in message(STAGES, stages=stages)
+        with pytest.raises(PolicyError, match=f"2 stages, {which} than"):
+            apply_policy(gpt, load_policy(STAGES), stage=0, stages=stages)
+
+    def test_a_list_as_long_as_the_pipeline_is_fine(self, gpt: nn.Cell) -> None:
+        assert apply_policy(gpt, STAGES, stage=0, stages=2).applied
+        assert load_policy({"version": 1}, stages=4)
+
+    def test_a_pipeline_has_a_stage(self) -> None:
+        assert "the number of stages is a whole number from 1, but got 0" in message(STAGES, stages=0)
+
     def test_to_a_file_without_stages_the_stage_makes_no_difference(self, gpt: nn.Cell) -> None:
         assert decided(gpt, {"version": 1}, stage=7) == {}
 

@@ -162,13 +162,17 @@ class _Reading:
             self._read.add(around[-1])
         includes = document.content.get("include", ()) if file is None else file.include
         for loc, given in _includes(includes):
-            why_not = self._include(document, given, around, loc)
+            if len(self._read) >= _MOST_FILES:
+                what = f"got {given!r}, which is one file too many: at most {_MOST_FILES} are read"
+                self.problems.append(document.wrong(loc, what))
+                break
+            why_not = self._include(document, given, around)
             if why_not:
                 self.problems.append(document.wrong(loc, f"got {given!r}, {why_not}"))
         if file is not None:
             self.files.append((document, file))
 
-    def _include(self, document: Document, given: str, around: tuple[Path, ...], loc: Loc) -> str:
+    def _include(self, document: Document, given: str, around: tuple[Path, ...]) -> str:
         if document.path is None:
             return "but a dict has no folder that it could be relative to; give the path of a file instead of a dict"
         if PurePosixPath(given).is_absolute() or not given.lower().endswith(_SUFFIXES):
@@ -182,8 +186,6 @@ class _Reading:
             return f"which would never end: {ring}"
         if real in self._read:
             return ""
-        if len(self._read) >= _MOST_FILES:
-            return f"which is one file too many: at most {_MOST_FILES} are read"
         self._read.add(real)
         try:
             self._add(document_of(path, os.path.relpath(path, self._folder)), around)

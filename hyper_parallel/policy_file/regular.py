@@ -16,7 +16,7 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 _LONGEST = 250
 _MOST_REPETITIONS = 100
-_MOST_COST = 200_000
+_MOST_COST = 60_000
 """Of all expressions of a file together; a second or two of compiling."""
 _CLASS_COST = 40
 """What a class such as `\\w` costs to compile, in characters."""

@@ -146,7 +146,8 @@ class PolicyPlan:
         else:
             state = f"{'applied to' if self.applied else 'removed from'} {self._net_name}"
         counts = f"{len(resolution.rows)} of {resolution.cell_count} cells decided"
-        return "\n".join([f"{self.source}: {state}, {counts}", *resolution_as_text(resolution)])
+        stage = f" (stage {self._stage})" if self._stage is not None else ""
+        return "\n".join([f"{self.source}{stage}: {state}, {counts}", *resolution_as_text(resolution)])
 
     def to_yaml(self) -> str:
         """Write the policy as a file: what was included is part of it, keys that weren't given aren't in it.

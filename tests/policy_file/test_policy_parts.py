@@ -197,6 +197,7 @@ class TestStages:
     def test_applying_takes_the_stage(self, gpt: nn.Cell) -> None:
         plan = apply_policy(gpt, STAGES, stage=0)
         assert plan.stage == 0
+        assert plan.describe().startswith("dict (stage 0): applied to Gpt")
         assert plan.rows[0].policy_text == "must_swap"
 
     def test_a_loaded_plan_takes_the_stage_when_it_is_applied(self, gpt: nn.Cell, new_gpt: type[nn.Cell]) -> None:

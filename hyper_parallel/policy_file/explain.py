@@ -147,7 +147,8 @@ def _what_happens(decision: Decision | None, outer: Decision | None, source: Sou
         what = "its output and what" if replay else "what"
         only = f" (only tensors {spec.tensor_policy})" if isinstance(spec.tensor_policy, TensorSelection) else ""
         return (
-            f"runs once; {what} backward needs goes to host{only}, but for what is small, a parameter, or owned outside",
+            f"runs once; {what} backward needs goes to host{only}, but for what is small, a parameter, or owned "
+            "outside",
             f"loads it from host ahead of its use; nothing runs again{replay}",
         )
     output = ", and its output," if replay else ""

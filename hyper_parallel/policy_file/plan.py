@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import yaml
 from mindspore import nn
@@ -15,17 +15,11 @@ from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.policy_file.applied import name_of, recorded, require_free
 from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
 from hyper_parallel.policy_file.loading import Source, read_policy_file
 from hyper_parallel.policy_file.mode import require_pynative
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
-
-# Note: [Which net is under which plan]
-# The record lives beside the cells, not on them: a deepcopy of a net must not be taken for the net itself, and an
-# attribute on a net would show in its printing and its pickling. Keys are weak, and a plan knows its cells weakly, so
-# neither keeps the other alive. Nets and cells that carry a spec of the plan are both keys: a plan for a part of a net
-# is found when the whole net gets one.
-_PLAN_OF: "WeakKeyDictionary[nn.Cell, PolicyPlan]" = WeakKeyDictionary()
 
 
 class _Undo(NamedTuple):
@@ -142,7 +136,7 @@ class PolicyPlan:
         if resolution is None:
             return "\n".join([f"{self.source}: not applied to a net", *rules_as_text(self._source)])
         if net is not None:
-            state = f"worked out for {_name_of(net)}"
+            state = f"worked out for {name_of(net)}"
         else:
             state = f"{'applied to' if self.applied else 'removed from'} {self._net_name}"
         counts = f"{len(resolution.rows)} of {resolution.cell_count} cells decided"
@@ -232,7 +226,7 @@ class PolicyPlan:
         return swap.model_dump(include=swap.model_fields_set)
 
     def _apply(self, net: nn.Cell) -> None:
-        _require_free(net)
+        require_free(net)
         require_pynative(self._source)
         resolution = self._resolved(net)
         given = self._given_swap()
@@ -242,13 +236,13 @@ class PolicyPlan:
             cells = undo.enter_context(ExitStack())
             for cell, spec in resolution.attachments:
                 cells.callback(_attached(cell, spec))
-                cells.callback(_recorded(cell, self))
+                cells.callback(recorded(cell, self))
             for first, second in resolution.prefetch:
                 cells.callback(prefetch_layers.pair(first, second))
-            cells.callback(_recorded(net, self))
+            cells.callback(recorded(net, self))
             self._undo = _Undo(undo_swap, cells.pop_all())
             undo.pop_all()
-        self._net_name = _name_of(net)
+        self._net_name = name_of(net)
         self._resolution = resolution.without_cells()  # see [Which net is under which plan]
 
 
@@ -376,17 +370,6 @@ def _attached(cell: nn.Cell, spec: RegionSpec) -> Callable[[], None]:
     return undo
 
 
-def _recorded(cell: nn.Cell, plan: PolicyPlan) -> Callable[[], None]:
-    _PLAN_OF[cell] = plan
-    weak = ref(cell)
-
-    def undo() -> None:
-        if (alive := weak()) is not None:
-            _PLAN_OF.pop(alive, None)
-
-    return undo
-
-
 def _nothing() -> None:
     """Undo nothing."""
 
@@ -395,15 +378,3 @@ def _require_cell(net: object) -> None:
     if not isinstance(net, nn.Cell):
         what = f"the class {net.__name__}; make an instance" if isinstance(net, type) else type(net).__name__
         raise TypeError(f"a policy is applied to a mindspore.nn.Cell, but got {what}")
-
-
-def _require_free(net: nn.Cell) -> None:
-    for path, cell in net.cells_and_names():
-        plan = _PLAN_OF.get(cell)
-        if plan is not None:
-            where = f"{path} in {_name_of(net)}" if path else _name_of(net)
-            raise PolicyError(f"{where} is under the plan from {plan.source} already; call remove() on that plan first")
-
-
-def _name_of(net: nn.Cell) -> str:
-    return net.cls_name or type(net).__name__

@@ -181,7 +181,9 @@ class TestRuleSets:
         found = message({"version": 1, "rule_sets": sets})
         assert "rule set a, rule 1, policy: got 'keep'" in found
         assert "rule set b: got 3, expected a list of rules" in found
-        assert "rule set c, rule 1, policy: unknown key (its value: 'must_save')" in found
+        assert (
+            "rule set c, rule 1, policy: unknown key (its value: 'must_save'); an entry with `use` stands for" in found
+        )
 
     def test_a_set_of_two_files_is_an_error(self, files: Callable[..., Path]) -> None:
         text = "rule_sets: {a: [{cells: head, policy: must_save}]}\nrules: [{use: a}]\n"

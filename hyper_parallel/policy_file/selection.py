@@ -82,10 +82,11 @@ class Selector:
             parsed = self._patterns[pattern] = parse_pattern(pattern)
         found: list[Node] = []
         if isinstance(parsed, RegexPattern):
-            start = len(top.path) + 1 if top.path else 0
-            nodes = self._nodes if top is self._root else top.below()
-            matches = parsed.matches
-            found = [node for node in nodes if matches(node.path[start:])]
+            matches = parsed.matches_text
+            if top is self._root:
+                return [node for node in self._nodes if matches(node.path)]
+            start = len(top.path) + 1
+            found = [node for node in top.below() if matches(node.path[start:])]
         else:
             _walk(top, parsed.begin, found)
         return found
@@ -181,8 +182,10 @@ class Selector:
 
 def _walk(top: Node, state: State, found: list[Node]) -> None:
     """Add the cells below `top` that a pattern names, which has come to `state` there."""
+    known = state.following
     for node in top.children:
-        following = state.after(node.name)
+        name = node.name
+        following = known[name] if name in known else state.after(name)
         if following is not None:
             if following.is_end:
                 found.append(node)

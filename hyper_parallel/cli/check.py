@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from hyper_parallel.cli.errors import policy_errors, user_errors
-from hyper_parallel.cli.options import json_option, model_of, stage_option
+from hyper_parallel.cli.options import json_option, model_of, model_option, stage_option, stages_option
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.policy_file import PlanRow, load_policy
 from hyper_parallel.policy_file.loading import read_policy_file
@@ -18,14 +18,11 @@ from hyper_parallel.report.tables import table
 
 @click.command()
 @click.argument("policy", metavar="POLICY")
-@click.option(
-    "--model",
-    metavar="MODULE:FACTORY",
-    help="What makes the model. This imports the module and runs the factory: it executes their code.",
-)
+@model_option(required=False)
 @stage_option
+@stages_option
 @json_option
-def check(policy: str, model: str | None, stage: int | None, as_json: bool) -> None:
+def check(policy: str, model: str | None, stage: int | None, stages: int | None, as_json: bool) -> None:
     """Validate the policy file POLICY, and print what each cell of a model gets.
 
     Without a model only the file is looked at, and its rules are printed. MODULE:FACTORY names a function without
@@ -37,23 +34,24 @@ def check(policy: str, model: str | None, stage: int | None, as_json: bool) -> N
     """
     with policy_errors(as_json, policy_file=policy):
         if model is None:
-            _check_file(policy, stage, as_json)
+            _check_file(policy, stage, stages, as_json)
         else:
-            _check_model(policy, model, stage, as_json)
+            _check_model(policy, model, stage, stages, as_json)
 
 
-def _check_file(policy: str, stage: int | None, as_json: bool) -> None:
+def _check_file(policy: str, stage: int | None, stages: int | None, as_json: bool) -> None:
     with user_errors(but=PolicyError):
-        plan = load_policy(policy, stage=stage)
+        plan = load_policy(policy, stage=stage, stages=stages)
     if as_json:
         click.echo(json.dumps({"policy_file": policy, "problems": [], "policy": plan.to_plain_values()}, indent=2))
     else:
         click.echo(plan.describe())
 
 
-def _check_model(policy: str, model: str, stage: int | None, as_json: bool) -> None:
+def _check_model(policy: str, model: str, stage: int | None, stages: int | None, as_json: bool) -> None:
     with user_errors(but=PolicyError):
         source = read_policy_file(policy)
+        source.check_stages(stages)
         net, _ = model_of(model)
         resolution = resolve(source, net, source.file.swap, stage)
     if as_json:

@@ -20,7 +20,7 @@ DIFFERENT = 1
 @click.command()
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@model_option
+@model_option()
 @stage_option
 @json_option
 def diff(before: str, after: str, model: str, stage: int | None, as_json: bool) -> None:

@@ -38,7 +38,7 @@ NO_BYTES = "bytes need inputs: let the factory return (Cell, tuple of inputs), a
 @click.command()
 @click.argument("policy", metavar="POLICY")
 @click.argument("target", metavar="[CELL|OPERATOR]", required=False)
-@model_option
+@model_option()
 @stage_option
 @json_option
 def explain(policy: str, target: str | None, model: str, stage: int | None, as_json: bool) -> None:

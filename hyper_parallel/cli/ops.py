@@ -25,7 +25,7 @@ _CELLS_SHOWN = 3
 
 
 @click.command()
-@model_option
+@model_option()
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Forwards that are timed.")
 @click.option("--sort", type=click.Choice(list(_ORDERS)), default="bytes", show_default=True, help="Largest first.")
 @json_option

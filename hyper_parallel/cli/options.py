@@ -12,14 +12,23 @@ from hyper_parallel.cli.loading import load_model_and_inputs
 from hyper_parallel.policy_file.loading import Source, read_policy_file
 from hyper_parallel.policy_file.resolve import Resolution, resolve
 
-model_option = click.option(
-    "--model",
-    required=True,
-    metavar="MODULE:FACTORY",
-    help="What makes the model. This imports the module and runs the factory: it executes their code.",
-)
+
+def model_option(required: bool = True) -> Callable[..., Any]:
+    """``--model``: the only way in which a command imports code."""
+    return click.option(
+        "--model",
+        required=required,
+        metavar="MODULE:FACTORY",
+        help="What makes the model. Only this imports code: it executes the module and the factory. A policy file is "
+        "never executed.",
+    )
+
+
 stage_option = click.option(
     "--stage", type=click.IntRange(min=0), metavar="K", help="Which stage of the pipeline the model is, from 0."
+)
+stages_option = click.option(
+    "--stages", type=click.IntRange(min=1), metavar="P", help="How many stages the pipeline has, to check the file."
 )
 json_option: Callable[..., Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from hyper_parallel.policy_file.patterns import REGEX
 from hyper_parallel.policy_file.problems import Position, Problem, policy_error
 from hyper_parallel.policy_file.regular import too_many
+from hyper_parallel.policy_file.rule import OFFERS
 from hyper_parallel.policy_file.schema import PolicyFile
 from hyper_parallel.policy_file.wording import Loc, brief, in_words, is_consequence, place_of, sentence
 from hyper_parallel.policy_file.yaml_text import YamlText
@@ -19,6 +20,9 @@ from hyper_parallel.policy_file.yaml_text import YamlText
 DICT_SOURCE = "dict"
 
 _MOST_BYTES = 2**20
+_MOST_DETAILS = 1000
+_MOST_OFFERS = 20
+"""Unknown operators for which the closest names are looked up: comparing names takes time."""
 
 _path = Repr()
 _path.maxstring = 400
@@ -64,10 +68,13 @@ class Document:
         if too_many(text.removeprefix(REGEX) for text in _texts(self.content) if text.startswith(REGEX)):
             return None, [*problems, Problem("it has too many regular expressions; use layers, [a-b] or {a,b}")]
         try:
-            file = PolicyFile.model_validate(self.content)
+            file = PolicyFile.model_validate(self.content, context={OFFERS: _MOST_OFFERS})
         except ValidationError as failure:
             told = {problem.position for problem in problems} - {None}
-            for detail in failure.errors(include_url=False):
+            details = failure.errors(include_url=False)
+            if len(details) > _MOST_DETAILS:
+                problems.append(Problem(f"{self.name} has {len(details)} mistakes; here are the first {_MOST_DETAILS}"))
+            for detail in details[:_MOST_DETAILS]:
                 if is_consequence(detail):
                     continue
                 loc, of_key = place_of(detail)

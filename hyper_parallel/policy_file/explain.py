@@ -11,6 +11,7 @@ from hyper_parallel.policy_file.describe import rule_in_words
 from hyper_parallel.policy_file.keeps import Decision, place
 from hyper_parallel.policy_file.loading import PlacedRule, Source
 from hyper_parallel.policy_file.resolve import Resolution
+from hyper_parallel.policy_file.tensors import TensorSelection
 from ms_ops.catalogue import catalogue_name, dispatch_names
 from ms_ops.dispatch import why_not_repeated
 
@@ -144,8 +145,10 @@ def _what_happens(decision: Decision | None, outer: Decision | None, source: Sou
     replay = f"; the replay of {place(outer.node)} reads its output" if outer is not None and within.replays else ""
     if spec.policy.swaps:
         what = "its output and what" if replay else "what"
+        only = f" (only tensors {spec.tensor_policy})" if isinstance(spec.tensor_policy, TensorSelection) else ""
         return (
-            f"runs once; {what} backward needs goes to host, but for what is small, a parameter, or owned outside",
+            f"runs once; {what} backward needs goes to host{only}, but for what is small, a parameter, or owned "
+            "outside",
             f"loads it from host ahead of its use; nothing runs again{replay}",
         )
     output = ", and its output," if replay else ""

@@ -62,6 +62,24 @@ class Source(NamedTuple):
     unused: tuple[str, ...]
     """Names of rule sets that nothing uses."""
 
+    def check_stages(self, stages: int | None) -> None:
+        """Refuse a file that isn't for a pipeline of this many stages.
+
+        Args:
+            stages: How many stages the pipeline has; None if that isn't known.
+
+        Raises:
+            PolicyError: The file has rules for another number of stages.
+            TypeError: It is no whole number.
+        """
+        _require_whole(stages, "the number of stages", 1)
+        if stages is not None and self.staged and len(self.staged) != stages:
+            more = "more" if len(self.staged) > stages else "fewer"
+            raise PolicyError(
+                f"{self.origin} has rules for {len(self.staged)} stages, {more} than the pipeline, which has {stages}; "
+                f"give one entry per stage, {{}} for a stage without rules of its own"
+            )
+
     def rules(self, stage: int | None) -> tuple[PlacedRule, ...]:
         """The rules for one stage.
 
@@ -75,10 +93,7 @@ class Source(NamedTuple):
             PolicyError: The file has stages and none was given, or not so many.
             TypeError: The stage is no whole number.
         """
-        if stage is not None and (not isinstance(stage, int) or isinstance(stage, bool)):
-            raise TypeError(f"a stage is a whole number from 0, but got {stage!r} of type {type(stage).__name__}")
-        if stage is not None and stage < 0:
-            raise PolicyError(f"a stage is a whole number from 0, but got {stage}")
+        _require_whole(stage, "a stage", 0)
         count = len(self.staged)
         if not count:
             return self.common
@@ -86,11 +101,20 @@ class Source(NamedTuple):
         if stage is None:
             raise PolicyError(
                 f"{self.origin} has rules for {valid}, but no stage was given; say which this net is: "
-                f"apply_policy(net, ..., stage=0)"
+                f"stage=0 (--stage 0 on the command line)"
             )
         if stage >= count:
             raise PolicyError(f"{self.origin} has rules for {valid}, but the stage is {stage}")
         return self.common + self.staged[stage]
+
+
+def _require_whole(value: int | None, what: str, least: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what} is a whole number from {least}, but got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise PolicyError(f"{what} is a whole number from {least}, but got {value}")
 
 
 def read_policy_file(source: str | os.PathLike[str] | dict[str, Any]) -> Source:
@@ -138,13 +162,17 @@ class _Reading:
             self._read.add(around[-1])
         includes = document.content.get("include", ()) if file is None else file.include
         for loc, given in _includes(includes):
-            why_not = self._include(document, given, around, loc)
+            if len(self._read) >= _MOST_FILES:
+                what = f"got {given!r}, which is one file too many: at most {_MOST_FILES} are read"
+                self.problems.append(document.wrong(loc, what))
+                break
+            why_not = self._include(document, given, around)
             if why_not:
                 self.problems.append(document.wrong(loc, f"got {given!r}, {why_not}"))
         if file is not None:
             self.files.append((document, file))
 
-    def _include(self, document: Document, given: str, around: tuple[Path, ...], loc: Loc) -> str:
+    def _include(self, document: Document, given: str, around: tuple[Path, ...]) -> str:
         if document.path is None:
             return "but a dict has no folder that it could be relative to; give the path of a file instead of a dict"
         if PurePosixPath(given).is_absolute() or not given.lower().endswith(_SUFFIXES):
@@ -158,8 +186,6 @@ class _Reading:
             return f"which would never end: {ring}"
         if real in self._read:
             return ""
-        if len(self._read) >= _MOST_FILES:
-            return f"which is one file too many: at most {_MOST_FILES} are read"
         self._read.add(real)
         try:
             self._add(document_of(path, os.path.relpath(path, self._folder)), around)

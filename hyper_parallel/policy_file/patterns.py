@@ -75,7 +75,7 @@ class State:
         states: All states of the pattern so far, by their positions: it has few, however many paths there are.
     """
 
-    __slots__ = ("_following", "_positions", "_segments", "_states", "is_end")
+    __slots__ = ("_positions", "_segments", "_states", "following", "is_end")
 
     def __init__(self, segments: _Segments, positions: frozenset[int], states: "dict[frozenset[int], State]") -> None:
         reached = set(positions)
@@ -86,17 +86,16 @@ class State:
         self._segments = segments
         self._positions = reached
         self._states = states
-        self._following: dict[str, State | None] = {}
+        self.following: dict[str, State | None] = {}
+        """What `after` has found so far."""
         self.is_end = len(segments) in reached
         """Whether the pattern names a cell that has come this far."""
 
     def after(self, name: str) -> "State | None":
         """The state of a cell of this name in the one that has come this far; None: nothing below can match."""
-        try:
-            return self._following[name]
-        except KeyError:
-            found = self._following[name] = self._after(name)
-            return found
+        if name not in self.following:
+            self.following[name] = self._after(name)
+        return self.following[name]
 
     def _after(self, name: str) -> "State | None":
         found = set()
@@ -167,10 +166,11 @@ class RegexPattern(CellPattern):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, ())
-        self._expression = regular_expression(text.removeprefix(REGEX))
+        self.matches_text = regular_expression(text.removeprefix(REGEX)).matches
+        """Whether the expression describes a path that isn't empty."""
 
     def matches(self, path: str) -> bool:
-        return bool(path) and self._expression.matches(path)
+        return bool(path) and self.matches_text(path)
 
 
 def parse_pattern(text: str) -> CellPattern:

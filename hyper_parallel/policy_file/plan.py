@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import yaml
 from mindspore import nn
@@ -15,18 +15,12 @@ from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.policy_file.applied import name_of, recorded, require_free
 from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
 from hyper_parallel.policy_file.loading import Source, read_policy_file
 from hyper_parallel.policy_file.mindformers.conversion import convert_mindformers
 from hyper_parallel.policy_file.mode import require_pynative
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
-
-# Note: [Which net is under which plan]
-# The record lives beside the cells, not on them: a deepcopy of a net must not be taken for the net itself, and an
-# attribute on a net would show in its printing and its pickling. Keys are weak, and a plan knows its cells weakly, so
-# neither keeps the other alive. Nets and cells that carry a spec of the plan are both keys: a plan for a part of a net
-# is found when the whole net gets one.
-_PLAN_OF: "WeakKeyDictionary[nn.Cell, PolicyPlan]" = WeakKeyDictionary()
 
 
 class _Undo(NamedTuple):
@@ -143,11 +137,12 @@ class PolicyPlan:
         if resolution is None:
             return "\n".join([f"{self.source}: not applied to a net", *rules_as_text(self._source)])
         if net is not None:
-            state = f"worked out for {_name_of(net)}"
+            state = f"worked out for {name_of(net)}"
         else:
             state = f"{'applied to' if self.applied else 'removed from'} {self._net_name}"
         counts = f"{len(resolution.rows)} of {resolution.cell_count} cells decided"
-        return "\n".join([f"{self.source}: {state}, {counts}", *resolution_as_text(resolution)])
+        stage = f" (stage {self._stage})" if self._stage is not None else ""
+        return "\n".join([f"{self.source}{stage}: {state}, {counts}", *resolution_as_text(resolution)])
 
     def to_yaml(self) -> str:
         """Write the policy as a file: what was included is part of it, keys that weren't given aren't in it.
@@ -232,7 +227,7 @@ class PolicyPlan:
         return swap.model_dump(include=swap.model_fields_set)
 
     def _apply(self, net: nn.Cell) -> None:
-        _require_free(net)
+        require_free(net)
         require_pynative(self._source)
         resolution = self._resolved(net)
         given = self._given_swap()
@@ -242,13 +237,13 @@ class PolicyPlan:
             cells = undo.enter_context(ExitStack())
             for cell, spec in resolution.attachments:
                 cells.callback(_attached(cell, spec))
-                cells.callback(_recorded(cell, self))
+                cells.callback(recorded(cell, self))
             for first, second in resolution.prefetch:
                 cells.callback(prefetch_layers.pair(first, second))
-            cells.callback(_recorded(net, self))
+            cells.callback(recorded(net, self))
             self._undo = _Undo(undo_swap, cells.pop_all())
             undo.pop_all()
-        self._net_name = _name_of(net)
+        self._net_name = name_of(net)
         self._resolution = resolution.without_cells()  # see [Which net is under which plan]
 
 
@@ -257,6 +252,7 @@ def load_policy(
     *,
     format: str = "native",
     stage: int | None = None,
+    stages: int | None = None,
     **options: Any,
 ) -> PolicyPlan:
     """Read and validate a policy file.
@@ -267,8 +263,10 @@ def load_policy(
         format: What the source is written in: ``"native"``, or ``"mindformers"`` for a MindFormers configuration with
             `recompute_config`, `swap_config`, or PyNative `recompute` and `swap`.
         stage: Which stage of the pipeline the net is, from 0, for a file with `stages`. `apply_policy` takes it, too.
-        **options: With format ``"mindformers"``: what the configuration leaves open, such as `layers`, `stages` and
-            `offset`; see `hyper_parallel.policy_file.mindformers.convert_mindformers`.
+        stages: How many stages the pipeline has: a native file with another number of `stages` is refused; None: not
+            checked. With format ``"mindformers"`` it says how many to convert for.
+        **options: With format ``"mindformers"``: what the configuration leaves open, such as `layers` and `offset`; see
+            `hyper_parallel.policy_file.mindformers.convert_mindformers`.
 
     Returns:
         A plan that belongs to no net yet. It can be applied to any number of nets.
@@ -295,16 +293,24 @@ expected a whole number of bytes or a string like '32MiB'
     reader = _READERS.get(format)
     if reader is None:
         raise PolicyError(f"format: got {format!r}, expected {' or '.join(map(repr, _READERS))}")
-    if options and format == "native":
-        raise TypeError(f"{', '.join(options)}: options are for format='mindformers'; a native file says it all")
-    read = reader(source, **options)
+    if format == "native":
+        if options:
+            raise TypeError(f"{', '.join(options)}: options are for format='mindformers'; a native file says it all")
+        read = reader(source)
+        read.check_stages(stages)
+    else:
+        read = reader(source, **({} if stages is None else {"stages": stages}), **options)
     if stage is not None:
         read.rules(stage)
     return PolicyPlan(read, stage)
 
 
 def apply_policy(
-    net: nn.Cell, source: str | os.PathLike[str] | dict[str, Any] | PolicyPlan, *, stage: int | None = None
+    net: nn.Cell,
+    source: str | os.PathLike[str] | dict[str, Any] | PolicyPlan,
+    *,
+    stage: int | None = None,
+    stages: int | None = None,
 ) -> PolicyPlan:
     """Put a net under a policy file, before its first step.
 
@@ -316,6 +322,7 @@ def apply_policy(
         source: Path of a YAML file, the same content as a dict, or a plan from `load_policy`.
         stage: Which stage of the pipeline the net is, from 0. A file with `stages` needs it, here or in `load_policy`;
             to another one it makes no difference.
+        stages: How many stages the pipeline has: a file with another number of `stages` is refused. None: not checked.
 
     Returns:
         The applied plan. That is a new one, but for a plan that was applied and removed: it is applied again.
@@ -343,7 +350,7 @@ def apply_policy(
     """
     _require_cell(net)
     if not isinstance(source, PolicyPlan):
-        plan = load_policy(source, stage=stage)
+        plan = load_policy(source, stage=stage, stages=stages)
     elif source.applied:
         raise PolicyError(
             f"the plan from {source.source} is applied to {source._net_name} already; call its remove() first"
@@ -353,6 +360,7 @@ def apply_policy(
             f"the plan from {source.source} was loaded for stage {source.stage}, but is applied to {stage}"
         )
     else:
+        source._source.check_stages(stages)
         is_new = source._resolution is None or source.stage != (stage if stage is not None else source.stage)
         plan = PolicyPlan(source._source, source.stage if stage is None else stage) if is_new else source
     plan._apply(net)
@@ -379,17 +387,6 @@ def _attached(cell: nn.Cell, spec: RegionSpec) -> Callable[[], None]:
     return undo
 
 
-def _recorded(cell: nn.Cell, plan: PolicyPlan) -> Callable[[], None]:
-    _PLAN_OF[cell] = plan
-    weak = ref(cell)
-
-    def undo() -> None:
-        if (alive := weak()) is not None:
-            _PLAN_OF.pop(alive, None)
-
-    return undo
-
-
 def _nothing() -> None:
     """Undo nothing."""
 
@@ -398,15 +395,3 @@ def _require_cell(net: object) -> None:
     if not isinstance(net, nn.Cell):
         what = f"the class {net.__name__}; make an instance" if isinstance(net, type) else type(net).__name__
         raise TypeError(f"a policy is applied to a mindspore.nn.Cell, but got {what}")
-
-
-def _require_free(net: nn.Cell) -> None:
-    for path, cell in net.cells_and_names():
-        plan = _PLAN_OF.get(cell)
-        if plan is not None:
-            where = f"{path} in {_name_of(net)}" if path else _name_of(net)
-            raise PolicyError(f"{where} is under the plan from {plan.source} already; call remove() on that plan first")
-
-
-def _name_of(net: nn.Cell) -> str:
-    return net.cls_name or type(net).__name__

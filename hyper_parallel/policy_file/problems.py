@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hyper_parallel.core.errors import PolicyError
 
-_MOST_PROBLEMS = 1000
+_MOST_PROBLEMS = 2000
 _WIDEST = 100
 _BEFORE = 60
 """Characters of a long line that are shown before the column."""

@@ -9,14 +9,14 @@ and all expressions of a file together.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 _LONGEST = 250
 _MOST_REPETITIONS = 100
-_MOST_COST = 200_000
+_MOST_COST = 60_000
 """Of all expressions of a file together; a second or two of compiling."""
 _CLASS_COST = 40
 """What a class such as `\\w` costs to compile, in characters."""
@@ -36,12 +36,10 @@ class RegularExpression:
 
     def __init__(self, text: str) -> None:
         _refuse_the_large(text)
-        _compiled(text)  # alone first: `a)|(b` would be well formed between the brackets
-        self._matches = _compiled(rf"\A(?:{text})\z").isinstance_python
-
-    def matches(self, text: str) -> bool:
-        """Whether the expression describes the whole text."""
-        return self._matches(text)
+        if not _is_surely_balanced(text):
+            _compiled(text)  # alone first: `a)|(b` would be well formed between the brackets
+        self.matches: Callable[[str], bool] = _compiled(rf"\A(?:{text})\z").isinstance_python
+        """Whether the expression describes a whole text."""
 
 
 @lru_cache(maxsize=1024)
@@ -70,6 +68,18 @@ def _repetitions(text: str) -> int:
     for counts in _COUNTS.finditer(text[:_LONGEST]):
         product *= max([1, *(int(count[:9]) for count in counts.groups() if count)])
     return product
+
+
+def _is_surely_balanced(text: str) -> bool:
+    """Whether no bracket can close one that stands before the text; False where only compiling can tell."""
+    if "[" in text or "(?" in text:
+        return False
+    depth = 0
+    for char in re.sub(r"\\.", "", text):
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _refuse_the_large(text: str) -> None:

@@ -15,7 +15,7 @@ from hyper_parallel.policy_file.loading import PlacedRule, Source
 from hyper_parallel.policy_file.notes import labels_together, overruled_notes, remaining_notes
 from hyper_parallel.policy_file.problems import Problem, policy_error
 from hyper_parallel.policy_file.selection import Selector
-from hyper_parallel.policy_file.specs import agree, excluded_spec, spec_in_words, spec_of_rule
+from hyper_parallel.policy_file.specs import agree, differs, excluded_spec, spec_in_words, spec_of_rule
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class _Resolver:
         placed, spec = self.rules[winner.number], self._spec(winner, path)
         for other_path, other_winner in others:
             other = self._spec(other_winner, other_path)
-            if not agree(spec, other):
+            if differs(spec, other):
                 message = (
                     f"{path} and {other_path} are one cell, but {placed.label} says {spec_in_words(spec)} and "
                     f"{self.rules[other_winner.number].label} says {spec_in_words(other)}; a shared cell has one policy"
@@ -205,8 +205,7 @@ class _Resolver:
         why = self._who(winners.values())
         if carried is not None:
             # What a file can't say (a context_fn, a policy per tensor) stays.
-            spec = replace(carried, path=path, tensor_policy=spec.tensor_policy or carried.tensor_policy)
-            why = f"{why}, {carried.source}"
+            spec, why = replace(carried, path=path), f"{why}, {carried.source}"
         node = next(node for node in nodes if node.path == path)
         rules = tuple(dict.fromkeys(self.rules[each.number].label for each in winners.values()))
         self._record(Decision(node, spec, why, attach=True, preset=placed.rule.preset, rules=rules))

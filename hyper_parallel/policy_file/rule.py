@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hyper_parallel import presets
-from hyper_parallel.core.activation_memory.operator_policy import Table
+from hyper_parallel.core.activation_memory.operator_policy import REST, Table
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.swap_settings import Bytes
 from hyper_parallel.core.errors import PolicyError
@@ -28,12 +28,17 @@ from hyper_parallel.policy_file.layers import layers_as_text
 from hyper_parallel.policy_file.names import did_you_mean
 from hyper_parallel.policy_file.patterns import parse_pattern
 from hyper_parallel.policy_file.tensors import DtypeName
+from ms_ops.catalogue import dispatch_names
 
 POLICY_NAMES = tuple(policy.name.lower() for policy in CheckpointPolicy)
 PresetName = Literal["full", "selective", "every_other_matmul", "attention_only", "inputs_on_host"]
 PRESET_NAMES: tuple[str, ...] = get_args(PresetName)
 NO_SELECTOR, NO_VALUE = "no_selector", "no_value"
 """Types of the errors of a rule that names no cells, and of a key without a value."""
+
+
+OFFERS = "offers"
+"""In the context of a validation: for how many unknown operators the closest names may still be looked up."""
 
 
 class Model(BaseModel):
@@ -198,6 +203,11 @@ class Rule(Model):
         if value is None:
             return None
         _needs_a_replay(info, "operators have no policies of their own; leave one of the two out")
+        unknown = next((name for name in value if name != REST and not dispatch_names(name)), None)
+        if unknown is not None and info.context is not None:
+            if not info.context[OFFERS]:
+                raise ValueError(f"operator {unknown!r}: MindSpore dispatches no such operator")
+            info.context[OFFERS] -= 1
         try:
             Table(value, "")
         except PolicyError as error:

@@ -26,6 +26,9 @@ class Selector:
     def __init__(self, root: Node) -> None:
         self._root = root
         self._nodes = list(root.below())
+        self._by_class: dict[type, list[Node]] = {}
+        for node in self._nodes:
+            self._by_class.setdefault(type(node.cell), []).append(node)
         self._patterns: dict[str, CellPattern] = {}
         self._selected: dict[tuple[str | None, ...], list[Node]] = {}
         self._containers: dict[str | None, Node] = {}
@@ -79,9 +82,11 @@ class Selector:
             parsed = self._patterns[pattern] = parse_pattern(pattern)
         found: list[Node] = []
         if isinstance(parsed, RegexPattern):
-            start = len(top.path) + 1 if top.path else 0
-            nodes = self._nodes if top is self._root else top.below()
-            found.extend(node for node in nodes if parsed.matches(node.path[start:]))
+            matches = parsed.matches_text
+            if top is self._root:
+                return [node for node in self._nodes if matches(node.path)]
+            start = len(top.path) + 1
+            found = [node for node in top.below() if matches(node.path[start:])]
         else:
             _walk(top, parsed.begin, found)
         return found
@@ -90,10 +95,18 @@ class Selector:
         if rule.cells is not None:
             nodes = iter(self.matching(rule.cells, top))
         elif rule.class_name is not None:
-            nodes = iter(self._nodes) if top is self._root else (each for each in (top, *top.below()))
+            nodes = iter((top, *top.below()) if top is not self._root else self._nodes_of(rule.class_name))
         else:
             nodes = iter([top])
         return nodes if rule.class_name is None else self._of_class(nodes, rule.class_name)
+
+    def _nodes_of(self, wanted: str) -> list[Node]:
+        """All cells of a class; there are many cells, but few classes."""
+        pattern = parse_pattern(wanted)
+        classes = [
+            cls for cls, nodes in self._by_class.items() if any(map(pattern.matches, class_names(nodes[0].cell)))
+        ]
+        return [node for cls in classes for node in self._by_class[cls]]
 
     def _of_class(self, nodes: Iterator[Node], wanted: str) -> Iterator[Node]:
         pattern = parse_pattern(wanted)
@@ -159,18 +172,20 @@ class Selector:
         return f"; {whose} {', '.join(paths[:8])}{', ...' if len(paths) > 8 else ''}"
 
     def _offer_class(self, wanted: str) -> str:
-        known = list(dict.fromkeys(node.class_name for node in self._nodes if node.runs))
         self._offers += 1
         if self._offers > _MOST_OFFERS:
             return ""
+        known = list(dict.fromkeys(node.class_name for node in self._nodes if node.runs))
         close = did_you_mean(wanted, known)
         return close or f"; the net has cells of class {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
 
 
 def _walk(top: Node, state: State, found: list[Node]) -> None:
     """Add the cells below `top` that a pattern names, which has come to `state` there."""
+    known = state.following
     for node in top.children:
-        following = state.after(node.name)
+        name = node.name
+        following = known[name] if name in known else state.after(name)
         if following is not None:
             if following.is_end:
                 found.append(node)

@@ -51,10 +51,10 @@ def selection_of(tensors: Tensors) -> TensorSelection:
     return TensorSelection(int(tensors.min_bytes or 0), tensors.dtype)
 
 
-def agree(spec: RegionSpec, other: RegionSpec) -> bool:
-    """Whether what a rule says of a cell is what another rule or a decorator says of it."""
-    tensors = spec.tensor_policy is None or other.tensor_policy is None or spec.tensor_policy == other.tensor_policy
-    return tensors and all(getattr(spec, what) == getattr(other, what) for what in _SAYABLE)
+def agree(spec: RegionSpec, carried: RegionSpec) -> bool:
+    """Whether what a rule says of a cell is what the cell carries already."""
+    tensors = spec.tensor_policy is None or spec.tensor_policy == carried.tensor_policy
+    return tensors and all(getattr(spec, what) == getattr(carried, what) for what in _SAYABLE)
 
 
 def differs(spec: RegionSpec, other: RegionSpec) -> bool:

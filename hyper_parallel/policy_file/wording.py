@@ -97,6 +97,8 @@ def sentence(detail: ErrorDetails) -> str:
     where = in_words(loc)
     if kind == "invalid_key" or (loc and loc[-1] == "[key]"):
         return ", ".join([*_parts(loc[: -2 if loc[-1] == "[key]" else -1]), f"key {value}: a key must be a string"])
+    if kind == "extra_forbidden" and USE_TAG in detail["loc"]:
+        return f"{where}: unknown key (its value: {value}); an entry with `use` stands for a set and has no other key"
     if kind == "extra_forbidden":
         known = _keys(_model_at(loc[:-1]))
         offer = did_you_mean(str(loc[-1]), known) or f"; known are {', '.join(known)}"

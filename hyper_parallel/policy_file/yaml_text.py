@@ -34,6 +34,8 @@ class YamlText:
         self.problems: list[Problem] = []
         """What is wrong so far, but doesn't keep the rest from being read."""
         self._root: yaml.Node | None = None
+        self._pairs: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}
+        """By mapping: keys, with the nodes of key and value."""
         self.content: Any = None
         """Plain values: dicts, lists, strings, numbers, booleans, None."""
         self._refuse_what_is_no_text(text)
@@ -73,9 +75,9 @@ class YamlText:
         if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             return node.value[part], node.value[part]
         if isinstance(node, yaml.MappingNode):
-            for key, value in reversed(node.value):  # what is merged in comes first, and counts least
-                if key.value == str(part):
-                    return key, value
+            if id(node) not in self._pairs:  # what is merged in comes first, and counts least
+                self._pairs[id(node)] = {key.value: (key, value) for key, value in node.value}
+            return self._pairs[id(node)].get(str(part))
         return None
 
     def _at(self, line: int, column: int, width: int) -> Position:

@@ -158,6 +158,7 @@ def test_the_stage_is_given_for_a_file_with_stages(check, tmp_path):
     assert "layers.1" in check("policy.yaml", "{module}:build", "--stage", "1").stdout
     assert_refused(check(), "policy.yaml has rules for 2 stages, 0 to 1, but no stage was given")
     assert_refused(check("policy.yaml", "{module}:build", "--stage", "2"), "but the stage is 2")
+    assert_refused(check("policy.yaml", "{module}:build", "--stages", "1"), "2 stages, more than the pipeline, which h")
 
 
 def test_mistakes_are_printed_as_json(check, tmp_path):

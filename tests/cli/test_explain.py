@@ -212,7 +212,7 @@ def test_a_policy_that_does_not_fit_is_refused(explain, tmp_path):
 
 def test_help_says_that_code_is_executed():
     result = CliRunner().invoke(command, ["explain", "--help"])
-    assert "it executes their code" in " ".join(result.stdout.split())
+    assert "Only this imports code: it executes the module and the factory" in " ".join(result.stdout.split())
 
 
 class TestMeasured:

@@ -114,6 +114,13 @@ def test_utf16_is_named(tmp_path: Path, encoding: str) -> None:
     assert ("UTF-16, by its byte-order mark" if encoding == "utf-16" else "the character 0x00 isn't") in message(path)
 
 
+def test_lines_may_end_in_any_way(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    for end in (b"\n", b"\r\n", b"\r"):
+        path.write_bytes(end.join([b"version: 1", b"# two", b"default: keep", b""]))
+        assert message(path).startswith("policy.yaml:3:10: default: got 'keep'")
+
+
 def test_a_tab_is_named_where_it_stands(write: Write) -> None:
     found = message(write("version: 1\nrules:\n  - cells: a\n\tpolicy: must_save\n"))
     assert "malformed YAML: a tab before the text; lines are indented with spaces" in found
@@ -199,3 +206,17 @@ def test_environment_variables_are_left_as_they_are(write: Write, monkeypatch: p
     monkeypatch.setenv("SPILL", "/somewhere")
     plan = load_policy(write("version: 1\nswap: {folder: $SPILL/x}\n"))
     assert plan.to_plain_values()["swap"] == {"folder": "$SPILL/x"}
+
+
+def test_of_thousands_of_mistakes_the_first_are_told(write: Write) -> None:
+    found = message(write("version: 1\n" + "".join(f"key{n}: 1\n" for n in range(3000))))
+    assert "policy.yaml has 3000 mistakes; here are the first 1000" in found
+    assert "policy.yaml:1001:1: key999: unknown key" in found
+    assert "key1000" not in found
+
+
+def test_closest_names_are_offered_for_some_unknown_operators_and_not_for_thousands(write: Write) -> None:
+    rules = "".join(f"  - {{cells: a, ops: {{MatMull{n}: must_save}}}}\n" for n in range(30))
+    found = message(write(f"version: 1\nrules:\n{rules}"))
+    assert found.count("MindSpore dispatches no such operator") == 30
+    assert found.count("did you mean") == 20

@@ -181,7 +181,9 @@ class TestRuleSets:
         found = message({"version": 1, "rule_sets": sets})
         assert "rule set a, rule 1, policy: got 'keep'" in found
         assert "rule set b: got 3, expected a list of rules" in found
-        assert "rule set c, rule 1, policy: unknown key (its value: 'must_save')" in found
+        assert (
+            "rule set c, rule 1, policy: unknown key (its value: 'must_save'); an entry with `use` stands for" in found
+        )
 
     def test_a_set_of_two_files_is_an_error(self, files: Callable[..., Path]) -> None:
         text = "rule_sets: {a: [{cells: head, policy: must_save}]}\nrules: [{use: a}]\n"
@@ -197,6 +199,7 @@ class TestStages:
     def test_applying_takes_the_stage(self, gpt: nn.Cell) -> None:
         plan = apply_policy(gpt, STAGES, stage=0)
         assert plan.stage == 0
+        assert plan.describe().startswith("dict (stage 0): applied to Gpt")
         assert plan.rows[0].policy_text == "must_swap"
 
     def test_a_loaded_plan_takes_the_stage_when_it_is_applied(self, gpt: nn.Cell, new_gpt: type[nn.Cell]) -> None:
@@ -227,6 +230,24 @@ class TestStages:
     def test_a_stage_of_another_type_is_a_type_error(self, stage: Any) -> None:
         with pytest.raises(TypeError, match="a stage is a whole number from 0"):
             load_policy(STAGES, stage=stage)
+
+    @pytest.mark.parametrize(("stages", "which"), [(1, "more"), (3, "fewer")])
+    def test_a_list_that_is_longer_or_shorter_than_the_pipeline_is_an_error(
+        self, gpt: nn.Cell, stages: int, which: str
+    ) -> None:
+        expected = (
+            f"dict has rules for 2 stages, {which} than the pipeline, which has {stages}; give one entry per stage"
+        )
+        assert expected in message(STAGES, stages=stages)
+        with pytest.raises(PolicyError, match=f"2 stages, {which} than"):
+            apply_policy(gpt, load_policy(STAGES), stage=0, stages=stages)
+
+    def test_a_list_as_long_as_the_pipeline_is_fine(self, gpt: nn.Cell) -> None:
+        assert apply_policy(gpt, STAGES, stage=0, stages=2).applied
+        assert load_policy({"version": 1}, stages=4)
+
+    def test_a_pipeline_has_a_stage(self) -> None:
+        assert "the number of stages is a whole number from 1, but got 0" in message(STAGES, stages=0)
 
     def test_to_a_file_without_stages_the_stage_makes_no_difference(self, gpt: nn.Cell) -> None:
         assert decided(gpt, {"version": 1}, stage=7) == {}

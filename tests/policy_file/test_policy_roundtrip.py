@@ -18,7 +18,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "policies").glob("*.
 
 
 @given(documents())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_valid_file_is_described_written_and_read_as_the_same_plan(
     tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]
 ) -> None:
@@ -32,7 +32,7 @@ def test_a_valid_file_is_described_written_and_read_as_the_same_plan(
 
 
 @given(documents())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_schema_accepts_what_is_written(document: dict[str, Any]) -> None:
     VALIDATOR.validate(load_policy(document).to_plain_values())
 

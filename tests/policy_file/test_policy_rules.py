@@ -1,5 +1,6 @@
 """What a rule may say besides a policy: presets, tensors, cells left out of the replay."""
 
+import copy
 import inspect
 from typing import Any
 
@@ -176,6 +177,18 @@ class TestTensors:
         swap_wrapper(gpt.layers[0], policy_fn=lambda tensor: CheckpointPolicy.MUST_SAVE)
         assert "the two must agree" in message(with_rule(policy="must_swap", tensors={"min_bytes": 1}), gpt)
 
+    def test_a_rule_that_selects_tensors_contradicts_a_decorator_that_does_not(self, gpt: nn.Cell) -> None:
+        activation_policy(CheckpointPolicy.MUST_SWAP)(gpt.layers[0])
+        assert (
+            "says must_swap of tensors >= 1 bytes for layers.0, which carries must_swap already (decorator); the two"
+        ) in message(with_rule(policy="must_swap", tensors={"min_bytes": 1}), gpt)
+
+    def test_a_copy_of_a_net_may_get_the_same_plan(self, gpt: nn.Cell) -> None:
+        document = with_rule(policy="must_swap", tensors={"min_bytes": 1})
+        plan = apply_policy(gpt, document)
+        apply_policy(copy.deepcopy(gpt), document).remove()
+        plan.remove()
+
     @pytest.mark.parametrize(
         "rule",
         [
@@ -271,7 +284,10 @@ class TestExclude:
 def test_two_rules_for_a_shared_cell_that_select_other_tensors_contradict() -> None:
     shared = nn.Dense(2, 2)
     net = nn.SequentialCell([shared, nn.SequentialCell(shared)])
-    rules = [
-        {"cells": path, "policy": "must_swap", "tensors": {"min_bytes": size}} for path, size in (("0", 1), ("1.0", 2))
-    ]
-    assert "0 and 1.0 are one cell" in message({"version": 1, "rules": rules}, net)
+    for other in ({"tensors": {"min_bytes": 2}}, {}):
+        rules = [
+            {"cells": "0", "policy": "must_swap", "tensors": {"min_bytes": 1}},
+            {"cells": "1.0", "policy": "must_swap"},
+        ]
+        rules[1] |= other
+        assert "0 and 1.0 are one cell" in message({"version": 1, "rules": rules}, net)

@@ -1,5 +1,6 @@
 """Storages are moved once, and what other code holds isn't moved at all: nothing of it is ever copied."""
 
+import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.amp import auto_mixed_precision
 
 from hyper_parallel import SwapManager
+from ms_ops.autograd import wait_for_operators
 from ms_ops.host import HostTier, Slot
 from ms_ops.tensors import storage_of
 from tests.core.swap_fakes import FakeTier, engine_with, group_of, on_host, tensor_of, value_of, wait_for
@@ -274,6 +276,58 @@ def test_gathered_weights_are_left_alone(sent: Sent, manager: SwapManager, as_at
     for seed in range(3):
         assert not sent.has(numbers(8, 8, seed=seed))
     assert sum(cell.parameter_bytes + cell.held_bytes for cell in stats.cells.values()) > 0
+
+
+class Freed(nn.Cell):
+    """Its weight's storage is filled by a pre-hook, freed by a post-hook, and filled again for backward."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.weight = ops.stop_gradient(numbers(8, 8, seed=seed) * 1)
+        self.values = self.weight.asnumpy().copy()
+        self.holder = [self.weight]  # no tensor of the cell: only the storage tells
+        del self.weight
+        self.register_forward_pre_hook(self.gather)
+        self.register_backward_pre_hook(self.gather)
+        self.register_forward_hook(self.free)
+
+    def gather(self, cell: nn.Cell, inputs: Any) -> None:
+        storage = self.holder[0].untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(256)
+            ctypes.memmove(storage.data_ptr(), self.values.ctypes.data, 256)
+
+    def free(self, cell: nn.Cell, inputs: Any, output: Any) -> None:
+        wait_for_operators()
+        self.holder[0].untyped_storage().resize_(0)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.tanh(ops.matmul(x, self.holder[0])) * x
+
+
+def test_a_storage_that_was_freed_before_its_region_ended_is_left_alone(sent: Sent, manager: SwapManager) -> None:
+    nets = [Stack([on(Stack([Freed(seed) for seed in range(3)]), policy), Layer(8)]) for policy in (SWAP, None)]
+    got, want = (ms.grad(lambda x, net=net: mean_square(net(x)))(X).asnumpy().copy() for net in nets)
+    assert np.array_equal(got, want)
+    assert manager.stats().held_bytes > 0
+    assert b"" not in sent
+
+
+def test_a_freed_storage_gives_what_was_filled_in_again() -> None:
+    tensor = numbers(8, 8) * 1
+    want = tensor.asnumpy().copy()
+    with engine_with(FakeTier()) as engine:
+        group = engine.open_group("layer")
+        with group:
+            handle = group.add(tensor)
+            wait_for_operators()
+            tensor.untyped_storage().resize_(0)
+        engine.region_begins()
+        storage = tensor.untyped_storage()
+        storage.resize_(want.nbytes)
+        ctypes.memmove(storage.data_ptr(), want.ctypes.data, want.nbytes)
+        assert np.array_equal(handle.get().asnumpy(), want)
+        assert (engine.ledger.counts["held_bytes"], engine.tier.used) == (want.nbytes, 0)
 
 
 # ---- skips, tables and masks

@@ -41,7 +41,12 @@ class FileTier(Tier):
         super().__init__(limit)
         self.folder = Path(folder) if folder is not None else Path(tempfile.gettempdir())
         self._slab_bytes = -(-slab // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-        self._slabs: list[int] = []
+        self._slabs: dict[int, int] = {}
+        """Descriptors, and how many bytes each file has."""
+        self._unused: list[int] = []
+        """Slabs of which nothing is handed out."""
+        self._slab = -1
+        """The slab that is handed out now."""
         self._slab_left = 0
         self._slab_offset = 0
         self._bounce = mmap.mmap(-1, _CHUNK_BYTES) if direct else None
@@ -64,7 +69,7 @@ class FileTier(Tier):
         return fd
 
     def _grow(self, size: int) -> Slot:
-        if self._slab_left < size:
+        if self._slab_left < size and not self._take_unused(size):
             if self.allocated + size > self.limit:
                 self.trim()
             slab = max(self._slab_bytes, size)
@@ -72,10 +77,23 @@ class FileTier(Tier):
                 slab = size  # the last bytes of a budget are handed out exactly
             self._check_limit(slab)
             self._add_slab(slab)
-        slot = Slot(size, self._slabs[-1], self._slab_offset)
+        slot = Slot(size, self._slab, self._slab_offset)
         self._slab_offset += size
         self._slab_left -= size
         return slot
+
+    def _begin_anew(self) -> None:
+        self._free.clear()
+        self._unused = list(self._slabs)
+        self._slab_left = 0
+
+    def _take_unused(self, size: int) -> bool:
+        for fd in self._unused:
+            if self._slabs[fd] >= size:
+                self._unused.remove(fd)
+                self._slab, self._slab_left, self._slab_offset = fd, self._slabs[fd], 0
+                return True
+        return False
 
     def _add_slab(self, nbytes: int) -> None:
         try:
@@ -91,7 +109,7 @@ class FileTier(Tier):
                 f"the disk under {self.folder} {why} another {nbytes} bytes ({error.strerror}); {self.allocated} bytes "
                 f"are allocated there"
             ) from error
-        self._slabs.append(fd)
+        self._slabs[fd], self._slab = nbytes, fd
         self.allocated += nbytes
         self.allocations += 1
         self._slab_left, self._slab_offset = nbytes, 0
@@ -150,6 +168,7 @@ class FileTier(Tier):
         for fd in self._slabs:
             os.close(fd)
         self._slabs.clear()
+        self._unused.clear()
         self._free.clear()
         self.allocated = self._slab_left = 0
 

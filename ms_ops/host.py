@@ -60,9 +60,15 @@ class Tier(ABC):
             TierFull: The limit, or the disk, leaves no room.
         """
         size = slot_bytes(nbytes)
+        if not self.used and not self._free.get(size):
+            self._begin_anew()
         slot = self._free[size].pop() if self._free.get(size) else self._new_or_larger(size)
         self.used += slot.nbytes
         return slot
+
+    def _begin_anew(self) -> None:
+        """Nothing is in use, and this step begins with another size than those before: don't keep slots of theirs."""
+        self.trim()
 
     def _new_or_larger(self, size: int) -> Slot:
         try:

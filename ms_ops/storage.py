@@ -37,12 +37,13 @@ class Storage:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Storage | None":
-        """The storage that a tensor lies in; None if it has none yet.
+        """The storage that a tensor lies in; None if it has none yet, or its owner has freed it (`resize_(0)`).
 
         Asking the first tensor of a group waits until every dispatched operator has run.
         """
         try:
-            return cls(tensor.untyped_storage())
+            found = cls(tensor.untyped_storage())
+            return found if found.nbytes or not tensor.nbytes else None
         except RuntimeError:  # "Current Tensor has no device": made, but never used
             return None
 

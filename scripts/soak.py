@@ -213,6 +213,8 @@ def figures(step: int, seconds: float) -> dict[str, Any]:
 
 def growth(rows: list[dict[str, Any]]) -> float:
     """KiB of resident memory per step, after the first rows."""
+    if not rows:
+        return 0.0
     first, last = rows[min(2, len(rows) - 1)], rows[-1]
     steps = last["step"] - first["step"]
     return round((last["resident_kib"] - first["resident_kib"]) / steps, 2) if steps else 0.0

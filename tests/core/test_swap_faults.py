@@ -124,7 +124,7 @@ def test_a_file_that_ends_too_early_names_the_tensor(manager: SwapManager, plain
 
 def test_a_byte_that_changes_on_host_is_found_by_verify(manager: SwapManager, plain: Record, swapping: nn.Cell) -> None:
     def flip(cell: nn.Cell, grad_input: Any, grad_output: Any) -> None:
-        slab = manager.engine.tier._slabs[0]  # type: ignore[attr-defined]
+        slab = next(iter(manager.engine.tier._slabs))  # type: ignore[attr-defined]
         for page in range(DEPTH * 2):
             byte = os.pread(slab, 1, page * 4096 + 100)
             os.pwrite(slab, bytes([byte[0] ^ 4]), page * 4096 + 100)

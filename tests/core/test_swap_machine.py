@@ -1,22 +1,25 @@
-"""Random interleavings of forward, backward and dying handles: values are right, and nothing is left."""
+"""Random interleavings of everything that happens to a group: values are right, limits kept, and nothing is left."""
 
+import contextlib
 import time
+from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapHandle
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
-from hyper_parallel.core.errors import HostMemoryError
+from hyper_parallel.core.errors import HostMemoryError, SwapStateError
 from tests.core.swap_fakes import FakeTier, tensor_of
 
 SIZES = (1, 700, 1024, 3000)
 
 
 class Swapping(RuleBasedStateMachine):
-    """Groups are closed, tensors are read, handles die, while copies stop and go on and fail."""
+    """Groups are closed, moved by hand, read and aborted, handles and holders die; copies stop, go on, and fail."""
 
     handles = Bundle("handles")
 
@@ -24,31 +27,79 @@ class Swapping(RuleBasedStateMachine):
         window=st.integers(1, 40_000),
         pending=st.integers(40_000, 100_000),
         limit=st.sampled_from([2**30, 30_000]),
+        fuse_below=st.sampled_from([0, 4000]),
+        verify=st.booleans(),
     )
-    def begin(self, window: int, pending: int, limit: int) -> None:
+    def begin(self, window: int, pending: int, limit: int, fuse_below: int, verify: bool) -> None:
         self.tier = FakeTier(limit)
-        chosen = SwapSettings(min_bytes=0, window=window, pending=pending, when_exhausted=("keep",))
+        chosen = SwapSettings(
+            min_bytes=0, window=window, pending=pending, fuse_below=fuse_below, verify=verify, when_exhausted=("keep",)
+        )
         self.engine = SwapEngine(chosen, self.tier)
         self.values = 0
         self.groups: list[list[tuple[SwapHandle, int, int]]] = []
+        self.holders: list[Any] = []
+        self.largest = 0
+        self.beyond_window = 0
+        """Bytes that were read, and whose handles lived on, or that were loaded by hand."""
 
     @rule(
         target=handles,
         sizes=st.lists(st.sampled_from(SIZES), min_size=1, max_size=4),
         twice=st.booleans(),
+        aliased=st.booleans(),
+        held=st.booleans(),
         path=st.sampled_from(["a", "b"]),
+        name=st.sampled_from(["", "", "by hand"]),
     )
-    def close_group(self, sizes: list[int], twice: bool, path: str) -> list[tuple[SwapHandle, int, int]]:
+    def close_group(
+        self, sizes: list[int], twice: bool, aliased: bool, held: bool, path: str, name: str
+    ) -> list[tuple[SwapHandle, int, int]]:
         self.tier.failure = None
-        group = self.engine.open_group(path)
+        group = self.engine.open_group(path, name=name)
         made = []
         with group:
             for size in sizes:
                 self.values += 1
                 tensor = tensor_of(self.values, size)
                 made += [(group.add(tensor), self.values, size) for _ in range(1 + twice)]
+                if aliased and size > 1:
+                    made.append((group.add(tensor[size // 2 :]), self.values, size - size // 2))
+                if held:
+                    group.passes(tensor)
+                    self.holders.append(tensor)
+            del tensor
+        self.largest = max(self.largest, *(handle.entry.nbytes for handle, _, _ in made))
         self.groups.append(made)
         return made
+
+    @rule()
+    def a_holder_lets_go(self) -> None:
+        if self.holders:
+            self.holders.pop(0)
+
+    @rule(call=st.sampled_from(["launch_offload", "wait_offload", "launch_load", "wait_load"]))
+    def moved_by_hand(self, call: str) -> None:
+        self.tier.gate.set()
+        before = self._loading()
+        with contextlib.suppress(SwapStateError):
+            self.engine.by_hand("by hand", call)
+        self.beyond_window += max(0, self._loading() - before)
+
+    @precondition(lambda self: any(self.groups))
+    @rule()
+    def the_step_is_given_up(self) -> None:
+        read = [handle for group in self.groups for handle, _, _ in group]
+        self.engine.abort()
+        assert self.engine.live_bytes() == 0
+        with pytest.raises(SwapStateError, match="abort_step"):
+            read[0].get()
+        del read
+        for group in self.groups:
+            group.clear()
+
+    def _loading(self) -> int:
+        return self.engine.ledger.now["window"]
 
     @rule()
     def region_begins(self) -> None:
@@ -59,7 +110,9 @@ class Swapping(RuleBasedStateMachine):
     def fetch(self, group: list[tuple[SwapHandle, int, int]], last: bool) -> None:
         if group:
             self.tier.gate.set()
-            self._check(*group[-1 if last else 0])
+            handle, value, size = group[-1 if last else 0]
+            self._check(handle, value, size)
+            self.beyond_window += handle.entry.nbytes
 
     @rule(group=handles, index=st.integers(0, 7))
     def a_handle_dies(self, group: list[tuple[SwapHandle, int, int]], index: int) -> None:
@@ -98,6 +151,14 @@ class Swapping(RuleBasedStateMachine):
         if hasattr(self, "tier"):
             assert self.tier.broken_rules == []
 
+    @invariant()
+    def the_limits_are_kept(self) -> None:
+        if hasattr(self, "tier"):
+            peaks, settings = self.engine.ledger.peaks, self.engine.settings
+            assert peaks["pending"] <= settings.pending + self.largest
+            assert peaks["window"] <= settings.window + self.largest + self.beyond_window
+            assert peaks["host"] <= self.tier.limit
+
     def _check(self, handle: SwapHandle, value: int, size: int) -> None:
         array = handle.get().asnumpy()
         assert array.shape == (size,)
@@ -120,14 +181,16 @@ class Swapping(RuleBasedStateMachine):
         self.tier.gate.set()
         for group in self.groups:  # hypothesis still refers to the lists
             group.clear()
+        self.holders.clear()
         deadline = time.monotonic() + 10
         while self.engine.live_bytes() or self.tier.used:
             assert time.monotonic() < deadline, f"{self.engine.live_bytes()} bytes are live, {self.tier.used} used"
             time.sleep(0.001)
         self.engine.close()
         assert self.tier.broken_rules == []
-        assert (self.engine.ledger.now["resident"], self.engine.ledger.now["host"]) == (0, 0)
-        assert (self.engine.ledger.now["window"], self.engine._offloads.backlog) == (0, 0)
+        assert set(self.engine.ledger.now.values()) == {0}
+        assert self.engine._offloads.backlog == 0
+        self.the_limits_are_kept()
         assert not self.engine._by_address
         assert not self.engine._groups
 

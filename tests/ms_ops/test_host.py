@@ -126,6 +126,26 @@ def test_trim_keeps_what_is_in_use(tier: Tier) -> None:
     assert np.array_equal(back, raw(array))
 
 
+def test_steps_of_ever_other_sizes_do_not_take_ever_more(tmp_path: Path) -> None:
+    """As with sequences of other lengths in every step."""
+    sizes = np.random.RandomState(0).randint(1, 40 * PAGE, (100, 6))
+    for tier in (HostTier(2**30), FileTier(tmp_path, 2**30, 128 * PAGE)):
+        for step in sizes:
+            for slot in [tier.take(int(nbytes)) for nbytes in step]:
+                tier.give_back(slot)
+        assert tier.allocated <= 2 * sizes.sum(axis=1).max() + 128 * PAGE
+        tier.close()
+
+
+@pytest.mark.parametrize("nbytes", [int(2.08 * 2**20), 3 * 2**20 + 1, 999_999])
+def test_what_is_allocated_is_hardly_more_than_what_was_asked_for(tmp_path: Path, nbytes: int) -> None:
+    for tier in (HostTier(2**30), FileTier(tmp_path, 2**30, 2**20)):
+        for _ in range(20):
+            tier.take(nbytes)
+        assert tier.allocated <= 1.1 * 20 * nbytes
+        tier.close()
+
+
 # ---- files
 
 

@@ -121,6 +121,9 @@ class Swapping(RuleBasedStateMachine):
     @rule(group=consumes(handles))
     def backward_of_a_group(self, group: list[tuple[SwapHandle, int, int]]) -> None:
         self.tier.gate.set()
+        fused = {id(handle.entry): handle.entry for handle, _, _ in group if len(handle.entry.pieces) > 1}
+        self.beyond_window += sum(entry.nbytes for entry in fused.values())  # there until the last of them is read
+        fused.clear()
         while group:
             self._check(*group.pop())
 
@@ -130,6 +133,7 @@ class Swapping(RuleBasedStateMachine):
             self.tier.gate.set()
             self._settle()
             self.tier.failure = OSError(5, "no")
+            self.beyond_window += group[0][0].entry.nbytes
             try:
                 self._check(*group[0])
             except HostMemoryError:

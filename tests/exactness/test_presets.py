@@ -133,7 +133,7 @@ def test_attention_only_runs_what_has_heads_again(replayed: Counter[str], four_d
 
 
 def test_inputs_on_host_sends_the_inputs() -> None:
-    gradients(net(presets.inputs_on_host()), X)
+    gradients(net(presets.inputs_on_host()), X, wait=True)
     assert SwapManager().stats().offloaded_bytes >= X.nbytes
 
 

@@ -72,5 +72,5 @@ run_pytest() {
     cd "$work"
     # as many processes as there are cores, up to 4: each holds a MindSpore of its own
     GLOG_v=${GLOG_v:-3} "$venv/bin/python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" \
-        -n "$(($(nproc) < 4 ? $(nproc) : 4))" -o cache_dir="$root/.pytest_cache" --doctest-modules ${options[@]+"${options[@]}"} "${targets[@]}"
+        -n "$(($(nproc) < 4 ? $(nproc) : 4))" --dist loadgroup -o cache_dir="$root/.pytest_cache" --doctest-modules ${options[@]+"${options[@]}"} "${targets[@]}"
 }

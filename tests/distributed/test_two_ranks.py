@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("two ranks")  # one launch serves them all
 KEPT = ("kept collectives", "kept by a table", "swapped by a table")
 
 

@@ -20,6 +20,7 @@ _COLUMNS: list[tuple[str, str, str, str]] = [
     ("small_bytes", "small", _MB, "left alone: below min_bytes"),
     ("kept_bytes", "kept", _MB, "left alone: a policy said so, or the host is exhausted"),
     ("recomputed_regions", "recomputed", _COUNT, "calls that were recomputed, since the host is exhausted"),
+    ("kept_regions", "kept calls", _COUNT, "calls whose tensors all stayed, since the host is exhausted"),
     ("late_loads", "late loads", _COUNT, "tensors that backward needed before their load was begun"),
     ("evicted_bytes", "evicted", _MB, "loaded too early, and given up for something that was needed first"),
 ]

@@ -49,7 +49,8 @@ def measured(monkeypatch):
 def assert_refused(result, *expected):
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.count("Error: ") == 1
+    assert "Traceback" not in result.stderr
     for text in expected:
         assert text in result.stderr
 

@@ -4,7 +4,6 @@ import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Any
 
 from hyper_parallel.core.activation_memory.swap_stats import CellStats, SwapStats
@@ -100,6 +99,6 @@ class Ledger:
             **{f"{place}_peak_bytes": peak for place, peak in self.peaks.items()},
             allocated_bytes=allocated,
             host_allocations=allocations,
-            cells=MappingProxyType({path: CellStats(**whole(counts)) for path, counts in self._cells.items()}),
+            cells={path: CellStats(**whole(counts)) for path, counts in self._cells.items()},
             **whole(self.counts),
         )

@@ -287,8 +287,7 @@ class SwapManager(SwapByHand):
                 stats = self.stats()
             finally:
                 self.engine.ledger.trace = None  # an operator that failed may be raised where it is waited for
-            cells = {path: asdict(cell) for path, cell in stats.cells.items()}
-            return {**asdict(replace(stats, cells={})), "cells": cells}
+            return asdict(stats)
 
         about = {"settings": self.settings.model_dump(mode="json"), "limit": self.engine.tier.limit}
         trace = self.engine.ledger.trace = Trace(target, about, stop)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -57,5 +56,5 @@ class SwapStats(CellStats):
     """Taken from the disk (file tier) or from RAM (host tier), in use or free for reuse."""
     host_allocations: int = 0
     """How often the tier had to ask the system for more."""
-    cells: Mapping[str, CellStats] = field(default_factory=lambda: MappingProxyType({}))
+    cells: Mapping[str, CellStats] = field(default_factory=dict)
     """The same per region, by its path."""

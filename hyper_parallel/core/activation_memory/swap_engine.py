@@ -144,29 +144,27 @@ class SwapEngine:
             self._offloads.raise_failure(self._group_count)
             self._offloads.end_region()
             self._count_left(group)
-            taken: list[tuple[SwapHandle, Storage, Layout]] = []
+            taken: list[tuple[SwapHandle, int, Layout]] = []
             new: dict[int, Piece] = {}
-            layouts: dict[int, Layout] = {}
             for handle, storage in zip(handles, storages, strict=True):
                 tensor = handle.tensor
                 assert tensor is not None
-                if storage is None or (why := left_alone[storage.address]):
+                if storage is None or (why := left_alone.get(storage.address, "")):
                     why = "held_bytes" if storage is None else why
                     self.ledger.count(group.path, why, tensor.nbytes)
                     continue
-                layout = storage.layout_of(tensor)
-                if storage.address in new or storage.address in self._by_address:
+                address, layout = storage.address, storage.layout_of(tensor)
+                if address in new or address in self._by_address:
                     self.ledger.count(group.path, "duplicate_bytes", tensor.nbytes)
                 else:
-                    new[storage.address] = Piece(storage, held.get(storage.address, []))
-                    layouts[storage.address] = layout
-                taken.append((handle, storage, layout))
+                    new[address] = Piece(storage, layout, held.get(address))
+                taken.append((handle, address, layout))
             if new:
-                self._add(group, new, layouts)
-            for handle, storage, layout in taken:
-                handle.entry, handle.piece = self._by_address[storage.address]
-                handle.entry.handles += 1
-                handle.layout, handle.tensor = layout, None
+                self._add(group, list(new.values()))
+            for handle, address, layout in taken:
+                entry, handle.piece = self._by_address[address]
+                entry.handles += 1
+                handle.entry, handle.layout, handle.tensor = entry, layout, None
             if not group.is_manual:
                 self._offloads.hold(group.entries)
 
@@ -178,20 +176,20 @@ class SwapEngine:
 
     @staticmethod
     def _left_alone(group: SwapGroup, handles: list[SwapHandle], storages: list[Storage | None]) -> dict[int, str]:
-        """Why each storage is left alone, by its address; empty if it isn't. One question each, however often saved."""
-        marked, registered = marks.storages(group.left_alone), {storage_of(tensor) for tensor in group.registered}
-        found = {**dict.fromkeys(marked, "kept_bytes"), **group.owned_elsewhere()}
-        for handle, storage in zip(handles, storages, strict=True):
-            if storage is not None and storage.address not in found:
-                wants = storage.address in registered or group.wants(handle.tensor)
-                found[storage.address] = "" if wants else "kept_bytes"
+        """Why storages are left alone, by their address. One question for each, however often it was saved."""
+        found = {**dict.fromkeys(marks.storages(group.left_alone), "kept_bytes"), **group.owned_elsewhere()}
+        if group.has_tensor_policy:
+            wanted = {storage_of(tensor) for tensor in group.registered}
+            for handle, storage in zip(handles, storages, strict=True):
+                if storage is not None and storage.address not in found:
+                    wants = storage.address in wanted or group.wants(handle.tensor)
+                    found[storage.address] = "" if wants else "kept_bytes"
         return found
 
-    def _add(self, group: SwapGroup, new: dict[int, Piece], layouts: dict[int, Layout]) -> None:
+    def _add(self, group: SwapGroup, new: list[Piece]) -> None:
         """Make the transfers of what is new; all of them, or none."""
-        addresses = {id(piece): address for address, piece in new.items()}
         small, transfers = [], []
-        for piece in new.values():
+        for piece in new:
             if piece.nbytes < self.settings.fuse_below and not piece.is_held_elsewhere:
                 small.append(piece)
             else:
@@ -200,7 +198,7 @@ class SwapEngine:
         made = []
         try:
             for pieces in transfers:
-                entry = SwapTensor(pieces, group, layouts[addresses[id(pieces[0])]])
+                entry = SwapTensor(pieces, group)
                 made.append(entry)
                 if not entry.is_held_elsewhere:
                     self._offloads.take_slot(entry)
@@ -212,10 +210,10 @@ class SwapEngine:
         group.live += len(made)
         self._groups[group.index] = group
         self._last_bytes[group.path] = sum(slot_bytes(entry.span) for entry in made)
+        self.ledger.move("resident", sum(entry.nbytes for entry in made))
         for entry in made:
-            self.ledger.move("resident", entry.nbytes)
             for piece in entry.pieces:
-                self._by_address[addresses[id(piece)]] = entry, piece
+                self._by_address[piece.address] = entry, piece
 
     # ---- backward
 
@@ -224,18 +222,17 @@ class SwapEngine:
         """The tensor that a handle stands for, or the bytes of the storage in which it lies."""
         entry, piece = handle.entry, handle.piece
         with self._lock:
+            self._reap()
             state = entry.state
             if state is SwapState.RELEASED:
                 raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
             if state is SwapState.RESIDENT or state is SwapState.OFFLOADING:
                 self._stay(entry)
-                self._loads.enter(entry.group)
-                self._thread.call(self._loads.go_on)
+                self._loads.reads(entry.group)
                 entry.was_read = True
                 assert piece.storage is not None
                 return piece.storage.array()
             self._loads.get(entry)
-            self._thread.call(self._loads.go_on)
             if entry.tensor is not None and handle.layout is entry.first:
                 return entry.tensor
             assert entry.buffer is not None
@@ -298,7 +295,7 @@ class SwapEngine:
         self.ledger.move("resident", -entry.nbytes)
         for piece in entry.pieces:
             if piece.storage is not None:
-                self._by_address.pop(piece.storage.address, None)
+                self._by_address.pop(piece.address, None)
             piece.storage = None
 
     @_all_or_broken

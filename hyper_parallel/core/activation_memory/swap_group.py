@@ -157,14 +157,11 @@ class SwapGroup(Watched):
     def add(self, tensor: Tensor) -> Any:
         """What stands for `tensor` from now on: a handle, or something that keeps it if it is exempt."""
         nbytes = tensor.nbytes
-        if is_parameter(tensor):
+        if is_parameter(tensor) or (nbytes >= self._min_bytes and comes_from_a_parameter(tensor, _VIEWS_AND_CASTS)):
             self.left["parameter_bytes"] += nbytes
             return Kept(tensor)
         if nbytes < self._min_bytes or not nbytes:
             self.left["small_bytes"] += nbytes
-            return Kept(tensor)
-        if comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
-            self.left["parameter_bytes"] += nbytes
             return Kept(tensor)
         handle = SwapHandle(self, tensor)
         self._handles.append(weakref.ref(handle))
@@ -181,10 +178,13 @@ class SwapGroup(Watched):
         if id(handle) in self._written:
             raise ReplayMismatchError(self._written[id(handle)])
 
+    @property
+    def has_tensor_policy(self) -> bool:
+        """Whether there is one to ask."""
+        return self._tensor_policy is not None
+
     def wants(self, tensor: Tensor) -> bool:
-        """Ask the tensor policy, if there is one."""
-        if self._tensor_policy is None:
-            return True
+        """Ask the tensor policy."""
         answer = self._tensor_policy(tensor)
         if answer is CheckpointPolicy.MUST_SWAP:
             return True

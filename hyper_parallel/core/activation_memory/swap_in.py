@@ -85,8 +85,16 @@ class Loads:
         Raises:
             HostMemoryError: They can't be read, or aren't what left.
         """
+        reader = self._enter(entry.group)
+        if entry.buffer is None:
+            self._get_late(entry, reader)
+        entry.was_read = True
+        self._loaded.pop(id(entry), None)
+        if reader.to_load:
+            self._prefetch(reader)
+
+    def _get_late(self, entry: SwapTensor, reader: _Reader) -> None:
         path = entry.group.path
-        reader = self.enter(entry.group)
         entry.error = None
         while entry.buffer is None:  # a tensor that was loaded may be evicted before this thread goes on
             if entry.state is SwapState.RELEASED:
@@ -101,8 +109,6 @@ class Loads:
                 self._thread.hurry(entry)
             self._prefetch(reader)
             self._ledger.wait(self._changed, lambda: entry.state is not SwapState.LOADING, path, f"load {entry.label}")
-        entry.was_read = True
-        self._loaded.pop(id(entry), None)
 
     def check(self, entry: SwapTensor) -> None:
         """Raise HostMemoryError if the last load failed."""
@@ -112,8 +118,11 @@ class Loads:
                 f"again"
             ) from entry.error
 
-    def enter(self, group: Any) -> _Reader:
-        """Backward reads this group, whether or not anything of it has left the device."""
+    def reads(self, group: Any) -> None:
+        """Backward reads something of this group that has not left the device."""
+        self._prefetch(self._enter(group))
+
+    def _enter(self, group: Any) -> _Reader:
         thread = threading.get_ident()
         reader = self._readers.get(thread)
         if reader is None:
@@ -244,14 +253,10 @@ class Loads:
             self._ledger.trace.span(
                 "load", entry.label, begin, time.perf_counter(), bytes=arrived, cell=entry.group.path
             )
-        self.go_on()
-        self._changed.notify_all()
-
-    def go_on(self) -> None:
-        """On the copy thread: take back what was given up, and load what comes next."""
         self._reap()
         for reader in list(self._readers.values()):
             self._prefetch(reader)
+        self._changed.notify_all()
 
     # ---- memory that is given up
 
@@ -262,10 +267,13 @@ class Loads:
 
     def take_back(self) -> None:
         """Count what has been given up since."""
+        nbytes = 0
         while self._given_up:
             found = self._buffers.pop(self._given_up.popleft(), None)
             if found is not None:
-                self._ledger.move("window", -found[1])
+                nbytes += found[1]
+        if nbytes:
+            self._ledger.move("window", -nbytes)
 
     def forget(self, group: Any) -> None:
         """Nothing of the group is left."""

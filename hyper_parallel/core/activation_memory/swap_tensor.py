@@ -59,21 +59,25 @@ for _state, _next in LEGAL.items():
 class Piece:
     """One storage in a transfer."""
 
-    __slots__ = ("holders", "nbytes", "offset", "storage")
+    __slots__ = ("address", "holders", "layout", "nbytes", "offset", "storage")
 
-    def __init__(self, storage: Storage, holders: list[Callable[[], Any]]) -> None:
+    def __init__(self, storage: Storage, layout: Layout, holders: list[Callable[[], Any]] | None) -> None:
         self.storage: Storage | None = storage
         """The bytes on the device, while they are there."""
+        self.address = storage.address
+        """Where they began, while they were there."""
+        self.layout = layout
+        """Of the tensor for which the storage was taken over."""
         self.nbytes = storage.nbytes
         self.offset = 0
         """Where its bytes begin in the transfer."""
         self.holders = holders
-        """Weak references to what other code holds of this storage."""
+        """Weak references to what other code holds of this storage, if it holds something."""
 
     @property
     def is_held_elsewhere(self) -> bool:
         """Whether other code holds the storage, so that moving it would free nothing."""
-        return bool(self.holders) and any(holder() is not None for holder in self.holders)
+        return self.holders is not None and any(holder() is not None for holder in self.holders)
 
 
 class SwapTensor:
@@ -101,13 +105,16 @@ class SwapTensor:
         "why_released",
     )
 
-    def __init__(self, pieces: list[Piece], group: Any, layout: Layout) -> None:
+    def __init__(self, pieces: list[Piece], group: Any) -> None:
         self.pieces = pieces
         self.group = group
-        self.first = layout
+        self.first = pieces[0].layout
         """Of the tensor for which its first storage was taken over."""
-        self.nbytes = pieces[0].nbytes if len(pieces) == 1 else sum(piece.nbytes for piece in pieces)
-        self._holders = [holder for piece in pieces for holder in piece.holders]
+        self.nbytes = pieces[0].nbytes
+        self._holders = pieces[0].holders
+        if len(pieces) > 1:
+            self.nbytes = sum(piece.nbytes for piece in pieces)
+            self._holders = None  # what other code holds doesn't travel with others
         self.span = pieces[-1].offset + pieces[-1].nbytes
         """Bytes on host, with what lies between the pieces."""
         self.state = SwapState.RESIDENT
@@ -142,7 +149,7 @@ class SwapTensor:
     @property
     def is_held_elsewhere(self) -> bool:
         """Whether other code holds its bytes, so that moving them would free nothing."""
-        return bool(self._holders) and any(holder() is not None for holder in self._holders)
+        return self._holders is not None and any(holder() is not None for holder in self._holders)
 
     def move(self, to: SwapState) -> None:
         """Change the state.

@@ -10,9 +10,8 @@ from hyper_parallel.graph.places import Places
 from ms_ops.catalogue import VIEWS
 from ms_ops.graph_ir import Node
 
-_PLUMBING = frozenset(
-    ["Depend", "Load", "MakeDict", "MakeList", "MakeTuple", "Partial", "Return", "Switch", "TupleGetItem", "UpdateState", "list_getitem"]
-)
+_PLUMBING = frozenset({"Depend", "Load", "MakeDict", "MakeList", "MakeTuple", "Partial", "Return", "Switch"})
+_PLUMBING |= {"TupleGetItem", "UpdateState", "list_getitem"}
 """Operators that compute nothing."""
 
 

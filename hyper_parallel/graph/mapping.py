@@ -20,9 +20,11 @@ from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
 from hyper_parallel.graph.swap import Ladder
 from hyper_parallel.policy_file.cells import Node
 from hyper_parallel.policy_file.keeps import Decision, Regions, place
+from hyper_parallel.policy_file.notes import shown
 from hyper_parallel.policy_file.problems import Problem
 from ms_ops.catalogue import COLLECTIVES
 from ms_ops.dispatch import why_not_repeated
+from ms_ops.graph_compile import is_inlined_late
 from ms_ops.graph_flags import COMMUNICATION, SLICED, is_flagged_natively, own_primitives
 
 NET = "net"
@@ -128,6 +130,8 @@ class _Mapping:
         self.flags = Flags()
         self.wanted: dict[int, dict[bool | None, tuple[Primitive, str]]] = {}
         """By the id of a Primitive: the values of `recompute` that are wanted, and where the Primitive is."""
+        self.refused: dict[str, list[str]] = {}
+        """By what is wrong: the paths of the cells."""
 
     def walk(self, node: Node, around: Wish) -> None:
         decision = self.regions.of(node)
@@ -156,14 +160,15 @@ class _Mapping:
             self.walk(child, wish)
 
     def refuse(self, node: Node, what: str) -> None:
-        self.flags.problems.append(Problem(f"{place(node)} {what}"))
+        self.refused.setdefault(what, []).append(place(node))
 
     def check(self, node: Node, decision: Decision, around: Wish) -> None:
         spec = decision.spec
         for why in _refusals(spec, decision.preset):
             self.refuse(node, f"({decision.why}): {why}")
         if spec.policy.swaps:
-            why = self.ladder.why_not(around.in_region)
+            late = any(is_inlined_late(each.cell) for each in (node, *node.above()))
+            why = self.ladder.why_not(around.in_region, late)
             if why:
                 self.refuse(node, f"({decision.why}): must_swap {why}")
             elif self.ladder.rung:
@@ -177,7 +182,9 @@ class _Mapping:
         if spec.allow_cache_entry_mutation:
             self.flags.notes.append(f"allow_cache_entry_mutation has no effect for {place(node)} in graph mode")
         if spec.policy.replays and around.recomputes:
-            self.flags.notes.append(f"{place(node)} is recomputed as a part of the region around it")
+            self.flags.notes.append(
+                f"{place(node)} is recomputed as a part of the region around it, not as one of its own"
+            )
 
     def functions(self, spec: RegionSpec, wish: Wish, where: str) -> None:
         names: dict[str, bool] = {}
@@ -220,10 +227,11 @@ class _Mapping:
                     )
 
     def finish(self) -> None:
+        self.flags.problems += [Problem(f"{shown(paths)} {what}") for what, paths in self.refused.items()]
         for wanted in self.wanted.values():
             # an exclusion from recomputation means nothing in a cell that isn't recomputed
             values = [value for value in wanted if value is not None]
-            (primitive, where) = next(iter(wanted.values()))
+            primitive = next(iter(wanted.values()))[0]
             if len(wanted) > 1 and not self.agrees(wanted):
                 places = " and ".join(place for _, place in wanted.values())
                 self.flags.problems.append(

@@ -114,11 +114,17 @@ class GraphReport:
             for row in self.rows
         ]
         text = [f"{self.source}: {self.net} compiled, {state}", *aligned(lines)]
+        return "\n".join([*text, *self.totals()])
+
+    def totals(self) -> list[str]:
+        """What there is to say of the net as a whole, in lines."""
+        text = []
         if self.unplanned:
             found = in_words({row.name: row.recomputed for row in self.unplanned})
             text.append(f"note: recomputed outside of the plan: {found}")
-        moves = f", moves: {in_words(self.moves)}" if self.moves else ""
-        return "\n".join([*text, f"recomputed in all: {in_words(self.recomputed)}; gates: {self.gates}{moves}"])
+        moves = f"; moves: {in_words(self.moves)}" if self.moves else ""
+        text.append(f"recomputed in all: {in_words(self.recomputed)}; gates: {self.gates}{moves}")
+        return text
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values.

@@ -19,11 +19,18 @@ class Ladder(NamedTuple):
         """Whether a cell is recomputed instead of swapped."""
         return self.rung == "recompute"
 
-    def why_not(self, in_region: bool) -> str:
-        """Why a cell can't be swapped; empty if it can, or if something else happens instead."""
+    def why_not(self, in_region: bool, inlined_late: bool) -> str:
+        """Why a cell can't be swapped; empty if it can, or if something else happens instead.
+
+        Args:
+            in_region: Whether a recomputed cell is around it.
+            inlined_late: Whether its class, or that of a cell around it, is under lazy_inline.
+        """
+        if self.rung:
+            return ""
         if in_region:
             return "inside a recomputed cell: MindSpore recomputes what it finds under both; leave one of the two out"
-        if self.can_swap or self.rung:
+        if self.can_swap and inlined_late:
             return ""
         return (
             "isn't honoured here: MindSpore swaps only on Ascend, in GRAPH_MODE, in cells whose class is under "

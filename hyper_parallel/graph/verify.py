@@ -152,8 +152,8 @@ def _verdict(row: PlanRow, counts: dict[str, Count], places: Places, found: Foun
     kept = {name: count.kept_though for name, count in counts.items() if count.kept_though and not is_view(name)}
     if kept:
         return NOT_HONOURED, (
-            f"kept though: {_named(kept)}; a function or a tensor's method runs it, whose Primitive other cells share or "
-            f"nobody reaches; give the cell a Primitive of its own"
+            f"kept though: {_named(kept)}; a function or a tensor's method runs it, whose Primitive is shared with "
+            f"cells that keep it, or out of reach; give the cell a Primitive of its own"
         )
     copied = {name: count.copied_though for name, count in counts.items() if count.copied_though}
     if copied:

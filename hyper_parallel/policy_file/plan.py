@@ -20,7 +20,7 @@ from hyper_parallel.graph.mapping import flags_of
 from hyper_parallel.graph.swap import ladder_of
 from hyper_parallel.policy_file.applied import name_of, recorded, require_free
 from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
-from hyper_parallel.policy_file.graph_notes import graph_notes
+from hyper_parallel.policy_file.graph_notes import graph_notes, pynative_notes
 from hyper_parallel.policy_file.loading import Source, read_policy_file
 from hyper_parallel.policy_file.mindformers.conversion import convert_mindformers
 from hyper_parallel.policy_file.mode import GRAPH, decided
@@ -253,6 +253,7 @@ class PolicyPlan:
             resolution = self._compiled(net, resolution)
         else:
             self._attached(net, resolution)
+            resolution = resolution._replace(notes=resolution.notes + pynative_notes(resolution))
         self._mode = decided_mode
         self._net, self._net_name = ref(net), name_of(net)
         self._resolution = resolution.without_cells()  # see [Which net is under which plan]

@@ -176,7 +176,7 @@ def _frontend_only() -> Iterator[None]:
 
 
 def hear_of_compilations(listener: Callable[[Any], None]) -> Callable[[], None]:
-    """Call `listener(cell)` before a graph is compiled, with None for a function; never for one that is there already.
+    """Call `listener(what)` before a cell or a function is compiled; never for one whose graph is there already.
 
     Args:
         listener: What is called.
@@ -187,7 +187,9 @@ def hear_of_compilations(listener: Callable[[Any], None]) -> Callable[[], None]:
     check: Any = api._check_recompile  # both executors call it where they have found no graph to reuse
 
     def _check_recompile(obj: Any, *args: Any) -> None:
-        listener(obj)
+        # the cell that is given for a function is the one it is a method of
+        executor = sys._getframe(1).f_locals.get("self")
+        listener(executor.fn if isinstance(executor, api._JitExecutor) and obj is None else obj)
         check(obj, *args)
 
     api._check_recompile = _check_recompile

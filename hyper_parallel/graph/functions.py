@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from mindspore import nn
 
+from hyper_parallel.graph.reach import cells_reached
 from ms_ops.catalogue import all_names
 from ms_ops.dispatch import why_not_repeated
 from ms_ops.graph_compile import hear_of_compilations
@@ -56,10 +57,10 @@ class Settings:
         self._set.close()
         for key in [key for key, (cells, _) in self._wanted.items() if not cells]:  # their net is gone
             del self._wanted[key]
-        inside = {id(cell) for _, cell in compiled.cells_and_names()} if isinstance(compiled, nn.Cell) else None
+        inside = cells_reached(compiled)
         names = self._now = {}
         for cells, functions in self._wanted.values():
-            if inside is None or any(id(cell) in inside for cell in cells):
+            if any(id(cell) in inside for cell in cells):
                 for name, again in (*dict.fromkeys(_kept(), False).items(), *functions.items()):
                     names[name] = names.get(name, True) and again
         for name, again in names.items():

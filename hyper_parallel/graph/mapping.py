@@ -132,6 +132,8 @@ class _Mapping:
         """By the id of a Primitive: the values of `recompute` that are wanted, and where the Primitive is."""
         self.refused: dict[str, list[str]] = {}
         """By what is wrong: the paths of the cells."""
+        self.noted: dict[str, list[str]] = {}
+        """By what there is to say: the paths of the cells."""
 
     def walk(self, node: Node, around: Wish) -> None:
         decision = self.regions.of(node)
@@ -172,19 +174,18 @@ class _Mapping:
             if why:
                 self.refuse(node, f"({decision.why}): must_swap {why}")
             elif self.ladder.rung:
-                self.flags.notes.append(f"{place(node)}: must_swap can't be honoured here; {self.ladder.rung} instead")
+                self.note(node, f"must_swap can't be honoured in this graph, so they {self.ladder.rung}")
             else:
                 self.offload(node, spec)
         if spec.determinism_check == "values":
-            self.flags.notes.append(
-                f"determinism_check has no effect for {place(node)}: a compiled graph isn't replayed"
-            )
+            self.note(node, "determinism_check has no effect in graph mode")
         if spec.allow_cache_entry_mutation:
-            self.flags.notes.append(f"allow_cache_entry_mutation has no effect for {place(node)} in graph mode")
+            self.note(node, "allow_cache_entry_mutation has no effect in graph mode")
         if spec.policy.replays and around.recomputes:
-            self.flags.notes.append(
-                f"{place(node)} is recomputed as a part of the region around it, not as one of its own"
-            )
+            self.note(node, "recomputed as a part of the region around it, not as one of its own")
+
+    def note(self, node: Node, what: str) -> None:
+        self.noted.setdefault(what, []).append(place(node))
 
     def functions(self, spec: RegionSpec, wish: Wish, where: str) -> None:
         names: dict[str, bool] = {}
@@ -228,6 +229,7 @@ class _Mapping:
 
     def finish(self) -> None:
         self.flags.problems += [Problem(f"{shown(paths)} {what}") for what, paths in self.refused.items()]
+        self.flags.notes += [f"{shown(paths)}: {what}" for what, paths in self.noted.items()]
         for wanted in self.wanted.values():
             # an exclusion from recomputation means nothing in a cell that isn't recomputed
             values = [value for value in wanted if value is not None]

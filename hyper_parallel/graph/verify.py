@@ -8,6 +8,7 @@ from mindspore import nn
 
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.graph.analysis import Count, Found, Places, analyse, is_view
+from hyper_parallel.graph.reach import cells_reached
 from hyper_parallel.graph.report import HONOURED, NOT_HONOURED, NOT_NEEDED, GraphReport, OperatorRow, VerifiedRow
 from hyper_parallel.graph.swap import ladder_of
 from hyper_parallel.policy_file.applied import applied_plans, name_of
@@ -86,9 +87,8 @@ def verify_policy(net: Any, *inputs: Any, plan: PolicyPlan | None = None, jit_le
 def _trained(net: Any, plan: PolicyPlan | None) -> tuple[nn.Cell, PolicyPlan]:
     """The net that is under a plan, and the plan."""
     pairs = [(cell, each) for cell, each in applied_plans() if plan is None or each is plan]
-    if isinstance(net, nn.Cell):
-        inside = {id(cell) for _, cell in net.cells_and_names()}
-        pairs = [(cell, each) for cell, each in pairs if id(cell) in inside]
+    inside = cells_reached(net)
+    pairs = [(cell, each) for cell, each in pairs if id(cell) in inside]
     if not pairs:
         raise PolicyError(
             f"{_called(net)} is under no plan; call apply_policy(net, ..., mode='graph') before its first step"

@@ -58,11 +58,13 @@ class Settings:
         for key in [key for key, (cells, _) in self._wanted.items() if not cells]:  # their net is gone
             del self._wanted[key]
         inside = cells_reached(compiled)
-        names = self._now = {}
-        for cells, functions in self._wanted.values():
-            if any(id(cell) in inside for cell in cells):
-                for name, again in (*dict.fromkeys(_kept(), False).items(), *functions.items()):
-                    names[name] = names.get(name, True) and again
+        reached = [functions for cells, functions in self._wanted.values() if any(id(cell) in inside for cell in cells)]
+        if not reached and not isinstance(compiled, nn.Cell):  # it may reach the net in a way that isn't known
+            reached = [functions for _, functions in self._wanted.values()]
+        names = self._now = dict.fromkeys(_kept(), False)
+        for functions in reached:
+            for name, again in functions.items():
+                names[name] = names.get(name, True) and again
         for name, again in names.items():
             for primitive in function_primitives().get(name, ()):
                 self._set.callback(set_attribute(primitive, "recompute", again))

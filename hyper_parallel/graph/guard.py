@@ -16,9 +16,14 @@ from mindspore import nn
 from hyper_parallel.core.activation_memory.attach import plain_construct, plain_type
 from hyper_parallel.core.errors import PolicyError
 from ms_ops.autograd import recording
-from ms_ops.graph_compile import in_graph_mode
+from ms_ops.graph_compile import in_graph_mode, is_compiled_by_jit
 
 _MARK = "_hp_graph"
+_OUTSIDE = (
+    "is compiled on its own, and its gradient is taken outside of the compiled graph, where MindSpore orders the "
+    "recomputation too early to save memory; put the gradient into the compiled function (ms.value_and_grad inside the "
+    "one under ms.jit, or GRAPH_MODE), and no ms.jit on the construct of a block"
+)
 
 
 class Mark:
@@ -41,20 +46,18 @@ class Mark:
                 f"theirs; apply the policy to the copy itself (copy a net before a policy is applied to it)"
             )
         if recording():
-            raise PolicyError(
-                f"{self.where} is compiled on its own, and its gradient is taken outside of the compiled graph, where "
-                f"MindSpore orders the recomputation too early to save memory; put the gradient into the compiled "
-                f"function (ms.value_and_grad inside the one under ms.jit, or GRAPH_MODE), and no ms.jit on the "
-                f"construct of a block"
-            )
+            raise PolicyError(f"{self.where} {_OUTSIDE}")
 
-    def runs(self) -> None:
-        """Hear that the cell runs without being compiled."""
-        if recording() and not in_graph_mode():
-            raise PolicyError(
-                f"{self.where} runs in PyNative mode, which passes flags of graph mode over; put the gradient into a "
-                f"function under ms.jit, or apply the policy with mode='pynative'"
-            )
+    def runs(self, cell: nn.Cell) -> None:
+        """Hear that the cell is called by Python."""
+        if not recording() or in_graph_mode():
+            return
+        if is_compiled_by_jit(type(cell).construct):
+            raise PolicyError(f"{self.where} {_OUTSIDE}")
+        raise PolicyError(
+            f"{self.where} runs in PyNative mode, which passes flags of graph mode over; put the gradient into a "
+            f"function under ms.jit, or apply the policy with mode='pynative'"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Mark":
         return self
@@ -105,7 +108,7 @@ def _watched_class(cls: Any) -> Any:
         def __call__(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
             mark = mark_of(self)
             if mark is not None:
-                mark.runs()
+                mark.runs(self)
             return base.__call__(self, *args, **kwargs)
 
         names: dict[str, Any] = {

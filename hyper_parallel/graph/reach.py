@@ -2,6 +2,7 @@
 
 import functools
 import types
+from collections import deque
 from typing import Any
 
 from mindspore import nn
@@ -19,9 +20,9 @@ def cells_reached(start: Any) -> set[int]:
     Returns:
         The ids of cells, those inside other cells included.
     """
-    waiting, seen, found = [start], set[int](), set[int]()
+    waiting, seen, found = deque([start]), set[int](), set[int]()
     while waiting and len(seen) < _MOST:
-        each = waiting.pop()
+        each = waiting.popleft()
         if id(each) in seen:
             continue
         seen.add(id(each))
@@ -43,12 +44,14 @@ def _behind(value: Any) -> list[Any]:
         closed = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         named = [value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__]
         wrapped = [value.__wrapped__] if hasattr(value, "__wrapped__") else []
-        return [each for each in (*closed, *named, *wrapped) if isinstance(each, _FOLLOWED)]
+        return [*closed, *wrapped, *(each for each in named if isinstance(each, _FOLLOWED))]
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, dict):
         return list(value.values())
-    return []
+    if isinstance(value, (type, types.ModuleType)):
+        return []
+    return [each for each in getattr(value, "__dict__", {}).values() if isinstance(each, _FOLLOWED)]
 
 
 _FOLLOWED = (nn.Cell, types.FunctionType, types.MethodType, functools.partial, list, tuple, dict)

@@ -44,7 +44,7 @@ def set_flags(flags: Flags) -> ExitStack:
     """
     with ExitStack() as undo:
         for cell, path in flags.labels.values():
-            prefix = RECOMPUTED if id(cell) in flags.regions else ""
+            prefix = RECOMPUTED if id(cell) in flags.recomputed else ""
             undo.callback(set_scope(cell, prefix + (path or NET)))
             if is_inlined_late(cell) and flags.regions:
                 undo.callback(set_apart(cell, f" {path} under a policy"))

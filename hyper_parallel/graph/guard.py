@@ -15,7 +15,7 @@ from mindspore import nn
 
 from hyper_parallel.core.activation_memory.attach import plain_construct, plain_type
 from hyper_parallel.core.errors import PolicyError
-from ms_ops.autograd import recording
+from ms_ops.autograd import gradient_depth, recording
 from ms_ops.graph_compile import in_graph_mode, is_compiled_by_jit
 
 _MARK = "_hp_graph"
@@ -45,7 +45,8 @@ class Mark:
                 f"a copy of {self.where} is compiled, which has only a part of the flags: copies of Primitives lose "
                 f"theirs; apply the policy to the copy itself (copy a net before a policy is applied to it)"
             )
-        if recording():
+        # the flag alone may have been left on by code that failed, or that calls run_backward
+        if recording() and gradient_depth():
             raise PolicyError(f"{self.where} {_OUTSIDE}")
 
     def runs(self, cell: nn.Cell) -> None:
@@ -118,9 +119,9 @@ def _watched_class(cls: Any) -> Any:
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
         }
-        construct = plain_construct(base)
-        if construct is not None:
-            names["construct"] = construct
         found = type(base)(base.__name__, (base,), names)
+        construct = plain_construct(base)
+        if construct is not None:  # not among the names: a decorated class covers the construct of every new subclass
+            found.construct = construct
         cls._hp_graph_class = found
     return found

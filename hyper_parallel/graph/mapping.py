@@ -1,10 +1,11 @@
 """What the policies of a net mean for MindSpore's compiler: which flags on which cells and Primitives.
 
 Note: [Recomputed in graph mode]
-A cell under a replaying policy is one region: it and all that runs inside are recomputed, its output is kept. A region
-inside another one is part of that. Cells inside a region that are to run once have their Primitives excluded one by one
-and the output of each cell kept: that is all MindSpore offers, so what functions give in the middle of such a cell's
-construct is recomputed all the same, and the report says so.
+A cell under a replaying policy is one region: it and all that runs inside are recomputed, its output is kept. What a
+cell runs inherits its scope where MindSpore inlines it, but not everywhere (a SequentialCell's children don't), so that
+each recomputed cell says so itself. A region inside another one is part of that. Cells inside a region that are to run
+once have their Primitives excluded one by one and the output of each cell kept: that is all MindSpore offers, so what
+functions give in the middle of such a cell's construct may be recomputed all the same, and the report says so.
 """
 
 from collections.abc import Iterator
@@ -46,7 +47,9 @@ class Flags:
     labels: dict[int, tuple[nn.Cell, str]] = field(default_factory=dict)
     """By the id of the cell: the cell and its path, which names the scope of its operators."""
     regions: set[int] = field(default_factory=set)
-    """The ids of the recomputed cells."""
+    """The ids of the recomputed cells that begin a region."""
+    recomputed: set[int] = field(default_factory=set)
+    """The ids of these, and of all cells inside that are recomputed, too."""
     watched: dict[int, tuple[nn.Cell, str]] = field(default_factory=dict)
     """Cells that mustn't run but in a graph, and how messages name them and their policies."""
     outputs: dict[int, nn.Cell] = field(default_factory=dict)
@@ -152,6 +155,8 @@ class _Mapping:
                 self.flags.watched[id(cell)] = cell, f"{place(node)} ({decision.spec}, {decision.why})"
             self.functions(decision.spec, wish, place(node))
             self.options(node, decision.spec)
+        if wish.recomputes:
+            self.flags.recomputed.add(id(cell))
         if wish.in_region and not wish.recomputes and node.runs:
             self.flags.outputs[id(cell)] = cell
         for primitive in own_primitives(cell):

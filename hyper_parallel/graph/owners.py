@@ -36,11 +36,20 @@ class Owners:
         self._sources = sources
         self._places = places
         self._anchor: dict[str, str | None] = {}
-        self._near: dict[tuple[str, bool], str | None] = {}
-        for node in reversed(forward):
-            self._near[node.name, True] = self._certain_near(node, readers.get(node.name, ()), True)
+        self._before: dict[str, str | None] = {}
+        self._after: dict[str, str | None] = {}
         for node in forward:
-            self._near[node.name, False] = self._certain_near(node, sources(node), False)
+            # a value that is computed again never leaves its region; another one may come from the region before
+            inside_first = sorted(sources(node), key=lambda source: (not source.recompute, not source.is_own))
+            self._before[node.name] = self._certain(node, (self._before.get(each.name) for each in inside_first))
+        for node in reversed(forward):
+            self._after[node.name] = self._certain(
+                node,
+                (
+                    self._after.get(each.name) if each.is_own or each.recompute else self._before[each.name]
+                    for each in readers.get(node.name, ())
+                ),
+            )
         certain = (self._label(node)[0] for node in forward if node.is_own)
         self._has_certain = {places.anchor.get(path) for path in certain if path is not None}
         for node in forward:
@@ -65,39 +74,33 @@ class Owners:
         path = "" if path == NET else path
         return (path if path in self._places.wish else None), scope.startswith(RECOMPUTED)
 
-    def _certain_near(self, node: Node, others: Iterable[Node], later: bool) -> str | None:
-        path, recomputed = self._label(node)
+    def _certain(self, node: Node, near: Iterable[str | None]) -> str | None:
+        """The path of a node, if that is certain; else the first of those near it that is."""
+        path, _ = self._label(node)
         if node.is_own and path is not None:
             return path
-        for other in others:
-            found = self._near.get((other.name, later))
-            # the value that a region hands on is read by another one
-            if found is not None and (not later or not recomputed or self._label(other)[1]):
-                return found
-        return None
+        return next((found for found in near if found is not None), None)
 
     def _find_anchor(self, node: Node) -> str | None:
         path, recomputed = self._label(node)
         labelled = self._places.anchor.get(path) if path is not None else None
-        if labelled is None or (labelled in self._places.root) != recomputed:
-            labelled, others = None, list(dict.fromkeys(self._places.anchor.values()))
-            others = [each for each in others if (each in self._places.root) == recomputed]
-        else:
-            others = self._places.alike(labelled)
         if node.is_own:
             return labelled
-        # what is computed again is never handed on itself, so that its readers are in the same region
-        order = (True, False) if node.recompute else (False, True)
-        near = next((found for later in order if (found := self._near[node.name, later]) is not None), None)
+        before, after = self._before[node.name], self._after[node.name]
+        near = (after or before) if node.recompute else (before or after)
+        fits = labelled is not None and (labelled in self._places.root) == recomputed
         if near is None:
-            return labelled
-        return self._nearest(near, others) or (labelled if recomputed else None)
-
-    def _nearest(self, path: str, anchors: list[str]) -> str | None:
-        """The anchor around a path, or one beside it of which no certain node is known."""
-        known = self._places.anchor.get(path)
-        if known in anchors:
+            return labelled if fits else None
+        known = self._places.anchor.get(near)
+        if labelled is None:
+            return known if (known in self._places.root) == recomputed else None
+        alike = self._places.alike(labelled)
+        if known in alike:
             return known
+        return (self._beside(near, alike) or (labelled if recomputed else None)) if fits else None
+
+    def _beside(self, path: str, anchors: list[str]) -> str | None:
+        """The anchor beside a path of which no certain node is known."""
         parent = path.rpartition(".")[0]
         beside = [each for each in anchors if each.rpartition(".")[0] == parent and each not in self._has_certain]
         return beside[0] if beside else None

@@ -1,7 +1,9 @@
 """What MindSpore passes over without a word, or gets wrong, is an error here, or right."""
 
 import copy
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from mindspore.ops import operations
 from hyper_parallel import CheckpointPolicy, PolicyError, activation_policy, apply_policy, verify_policy
 from ms_ops.graph_flags import own_primitives
 from tests.graph.nets import GradientStep, jit_step, of
-from tests.helpers import flat, numbers, seeded
+from tests.helpers import numbers, seeded
 
 X = numbers(2, 4)
 RECOMPUTE = of({"cells": "blocks.*", "policy": "must_recompute"})
@@ -125,9 +127,6 @@ class TestRemoving:
         assert primitive.recompute(True) is primitive
 
     def test_a_removed_net_is_let_go(self) -> None:
-        import gc
-        import weakref
-
         net = mlp()
         apply_policy(net, SELECTIVE, mode="graph")
         gone = weakref.ref(net.blocks[0])
@@ -172,9 +171,9 @@ class TestGradientOutside:
     def test_a_net_that_runs_in_pynative_mode_is_refused(self) -> None:
         net = mlp(1)
         apply_policy(net, RECOMPUTE, mode="graph")
+        assert net(X).shape == ()
         with pytest.raises(PolicyError, match=r"blocks\.0 \(MUST_RECOMPUTE, rule 1\) runs in PyNative mode, which pas"):
             ms.grad(net, None, net.trainable_params())(X)
-        assert net(X).shape == ()
 
 
 class TestPynativePolicies:
@@ -336,11 +335,20 @@ class TestFunctions:
         assert first.reason.startswith("kept though: Sigmoid (1); a function or a tensor's method runs it")
 
     def test_what_a_function_gives_inside_a_cell_that_runs_once_is_reported(self) -> None:
-        net = seeded(Net(nn.SequentialCell(Mlp(), nn.Dense(4, 4))))
-        rules = {"cells": "blocks.0", "policy": "must_recompute", "exclude": "0"}
-        apply_policy(net, of(rules), mode="graph")
+        class Around(nn.Cell):
+            """A cell around one that runs once."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.mlp, self.dense = Mlp(), nn.Dense(4, 4)
+
+            def construct(self, x: Tensor) -> Tensor:
+                return self.dense(self.mlp(x))
+
+        net = seeded(Net(Around()))
+        apply_policy(net, of({"cells": "blocks.0", "policy": "must_recompute", "exclude": "mlp"}), mode="graph")
         row = verify_policy(net, X).rows[1]
-        assert (row.plan.path, row.verdict) == ("blocks.0.0", "not honoured")
+        assert (row.plan.path, row.verdict) == ("blocks.0.mlp", "not honoured")
         assert row.reason.startswith("recomputed though: Sigmoid (1); no Primitive of the cell's own runs it")
 
 
@@ -361,6 +369,16 @@ def python_calls(run: Callable[[], Any]) -> list[str]:
     return found
 
 
+class TestContainers:
+    def test_what_a_container_of_cells_runs_is_recomputed(self) -> None:
+        block = nn.SequentialCell(Mlp(), nn.SequentialCell(nn.Dense(4, 4), nn.Tanh()), nn.Dense(4, 4))
+        net = seeded(Net(block))
+        apply_policy(net, RECOMPUTE, mode="graph")
+        report = verify_policy(net, X)
+        assert report.honoured
+        assert (report.recomputed["Sigmoid"], report.recomputed["Tanh"], report.recomputed["MatMul"]) == (1, 2, 3)
+
+
 class TestCost:
     def test_a_step_under_jit_runs_no_python_of_ours(self) -> None:
         net = mlp()
@@ -370,10 +388,13 @@ class TestCost:
         assert python_calls(lambda: step(X)) == []
 
     @pytest.mark.usefixtures("graph_mode")
-    def test_a_step_in_graph_mode_runs_no_python_of_ours(self) -> None:
-        net = mlp()
-        apply_policy(net, SELECTIVE)
-        step = GradientStep(net)
-        first = flat(step(X), "first")
-        assert python_calls(lambda: step(X)) == []
-        assert first
+    def test_a_step_in_graph_mode_runs_no_more_python_than_a_plain_one(self) -> None:
+        def calls(policy: Any) -> list[str]:
+            net = mlp()
+            if policy is not None:
+                apply_policy(net, policy)
+            step = GradientStep(net)
+            step(X)
+            return python_calls(lambda: step(X))
+
+        assert calls(SELECTIVE) == calls(None)

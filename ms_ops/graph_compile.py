@@ -15,8 +15,8 @@ from weakref import ref
 import mindspore as ms
 from mindspore import Parameter, nn
 from mindspore._c_expression import JitExecutor_, dump_func_graph
-from mindspore.common.jit_config import JitConfig
 from mindspore.graph import api
+from mindspore.graph.jit_config import JitConfig
 
 JIT_LEVELS = ("O0", "O1")
 """What the CPU and Ascend back ends compile; O2 is for whole-graph sinking on Ascend, which reads other flags."""

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from mindspore import nn
 from mindspore.ops import Primitive
 
-from hyper_parallel.core.activation_memory.operator_policy import REST, Alternating, Asked, OperatorPolicy, Table
-from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.operator_policy import REST, Alternating, Asked, Table
 from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
 from hyper_parallel.graph.swap import Ladder
 from hyper_parallel.policy_file.cells import Node
@@ -101,14 +100,9 @@ def wish_for(name: str, wish: Wish) -> bool:
     if spec is not None and spec.policy.replays:
         if spec.keep_collectives and name in COLLECTIVES:
             return False
-        if spec.operators is not None and spec.operators.names(name):
-            return _by_table(spec.operators, name).replays
+        if isinstance(spec.operators, Table) and spec.operators.names(name):
+            return spec.operators.policy_of(name).replays
     return wish.recomputes
-
-
-def _by_table(operators: OperatorPolicy, name: str) -> CheckpointPolicy:
-    assert isinstance(operators, Table)
-    return operators.policy_of(name)
 
 
 def wish_at(decision: Decision, around: Wish, ladder: Ladder) -> Wish:

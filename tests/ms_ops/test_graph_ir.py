@@ -1,4 +1,4 @@
-"""What is read from MindSpore's dumps is there, under these names; if MindSpore changes them, this says where to look."""
+"""What is read from MindSpore's dumps is there, under these names; if that changes, this says where to look."""
 
 import mindspore as ms
 import pytest

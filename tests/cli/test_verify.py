@@ -48,8 +48,6 @@ NOT_HONOURED = """
 version: 1
 rules: [{cells: layers.0, policy: must_recompute}, {cells: layers.1, ops: {Sigmoid: must_save}}]
 """
-    "version: 1\nrules: [{cells: layers.0, policy: must_recompute}, {cells: layers.1, ops: {Sigmoid: must_save}}]\n"
-)
 
 
 @pytest.fixture

@@ -57,6 +57,9 @@ class Settings:
         self._set.close()
         for key in [key for key, (cells, _) in self._wanted.items() if not cells]:  # their net is gone
             del self._wanted[key]
+        if not self._wanted:
+            self._patches.close()
+            return
         inside = cells_reached(compiled)
         reached = [functions for cells, functions in self._wanted.values() if any(id(cell) in inside for cell in cells)]
         if not reached and not isinstance(compiled, nn.Cell):  # it may reach the net in a way that isn't known

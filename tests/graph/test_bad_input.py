@@ -30,7 +30,7 @@ def flags(net: nn.Cell) -> list[Any]:
 RULES: dict[str, tuple[Any, str]] = {
     "a policy function": (
         {"cells": "layers.*", "preset": "attention_only"},
-        r"layers\.0, layers\.1 \(rule 1\): preset attention_only is asked operator by operator .* \(ops: \{MatMul: ",
+        r"layers\.0, layers\.1 \(rule 2\): preset attention_only is asked operator by operator .* \(ops: \{MatMul: ",
     ),
     "every second operator": (
         {"cells": "layers.*", "preset": "every_other_matmul"},

@@ -37,7 +37,7 @@ from hyper_parallel.core.errors import (
     ReplayMismatchError,
     SwapStateError,
 )
-from hyper_parallel.policy_file import PolicyPlan, apply_policy, load_policy
+from hyper_parallel.policy_file import PolicyPlan, apply_policy, load_policy, verify_policy
 from ms_ops.autograd import guard_gradient_calls
 from ms_ops.dispatch import answer_old_primitives
 
@@ -66,6 +66,7 @@ __all__ = [
     "swap",
     "swap_tensor_wrapper",
     "swap_wrapper",
+    "verify_policy",
 ]
 
 guard_gradient_calls()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
-OURS = frozenset({"cli", "core", "demo", "policy_file", "report", "train"})
+OURS = frozenset({"cli", "core", "demo", "graph", "policy_file", "report", "train"})
 """The packages below `hyper_parallel` that belong to this distribution."""
 OURS_IN_CORE = frozenset({"activation_checkpoint", "activation_memory"})
 

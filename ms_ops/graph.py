@@ -28,6 +28,7 @@ def refuse_in_graph(where: str) -> None:
         RuntimeError: Always; MindSpore hands built-in types through unchanged.
     """
     raise RuntimeError(
-        f"{where} is under a PyNative policy, which a compiled graph would ignore; remove the policy before compiling "
+        f"{where} is under a PyNative policy, which a compiled graph would ignore; give the plan mode='graph' "
+        f"(apply_policy(net, {{'version': 1}}, mode='graph') for decorators), remove the policy before compiling "
         f"(plan.remove()), or run the cell in PyNative mode outside of ms.jit"
     )

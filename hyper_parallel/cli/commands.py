@@ -10,6 +10,7 @@ from hyper_parallel.cli.explain import explain
 from hyper_parallel.cli.ops import ops
 from hyper_parallel.cli.report import report
 from hyper_parallel.cli.schema import schema
+from hyper_parallel.cli.verify import verify
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,5 +19,5 @@ def command() -> None:
     """Say what happens to the activations that backward needs: keep, recompute or swap to host."""
 
 
-for each in (check, convert, demo, diff, explain, ops, report, schema):
+for each in (check, convert, demo, diff, explain, ops, report, schema, verify):
     command.add_command(each)

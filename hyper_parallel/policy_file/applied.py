@@ -37,6 +37,11 @@ def require_free(net: nn.Cell) -> None:
             raise PolicyError(f"{where} is under the plan from {plan.source} already; call remove() on that plan first")
 
 
+def applied_plans() -> list[tuple[nn.Cell, Any]]:
+    """Every net that is under a plan, with the plan."""
+    return [(cell, plan) for cell, plan in _PLAN_OF.items() if plan.is_for(cell)]
+
+
 def name_of(net: nn.Cell) -> str:
     """The name of a net's class."""
     return net.cls_name or type(net).__name__

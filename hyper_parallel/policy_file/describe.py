@@ -7,7 +7,7 @@ from hyper_parallel.policy_file.loading import Source
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution
 from hyper_parallel.policy_file.rule import Rule
 from hyper_parallel.policy_file.sizes import size_in_words
-from hyper_parallel.policy_file.specs import selection_of
+from hyper_parallel.policy_file.specs import options_of, selection_of
 
 _HEAD = ("path", "cell", "policy", "why", "keeps")
 _NET = "(the net)"
@@ -27,7 +27,7 @@ def rules_as_text(source: Source) -> list[str]:
     lines = [(placed.label, placed.rule.selector, rule_in_words(placed.rule)) for placed in rules]
     lines.append(("default", "any other cell", source.file.default.name.lower()))
     lines += [(pair.label, pair.load, f"loaded when backward reaches {pair.at}") for pair in source.pairs]
-    text = _aligned(lines)
+    text = aligned(lines)
     given = source.file.swap.model_dump(include=source.file.swap.model_fields_set)
     if given:
         text.append("swap: " + ", ".join(f"{key} {_setting(value)}" for key, value in given.items()))
@@ -51,6 +51,8 @@ def rule_in_words(rule: Rule) -> str:
         parts.append(f"without {', '.join(rule.exclude)}")
     if rule.keep_collectives:
         parts.append("collectives kept")
+    if rule.graph is not None:
+        parts.append(f"graph: {options_of(rule.graph)}")
     if rule.allow_cache_entry_mutation:
         parts.append("kept results may be written")
     return " + ".join(parts)
@@ -65,7 +67,7 @@ def resolution_as_text(resolution: Resolution) -> list[str]:
     Returns:
         A heading and one line per row, then one line per note.
     """
-    lines = _aligned([_HEAD, *map(_columns, resolution.rows)]) if resolution.rows else []
+    lines = aligned([_HEAD, *map(_columns, resolution.rows)]) if resolution.rows else []
     return lines + [f"note: {note}" for note in resolution.notes]
 
 
@@ -73,7 +75,8 @@ def _columns(row: PlanRow) -> tuple[str, ...]:
     return row.path or _NET, row.class_name, row.policy_text, row.why, row.keeps
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Write lines of columns, each column as wide as it needs."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 

@@ -88,7 +88,7 @@ def _of_selections(regions: Regions, settings: SwapSettings) -> Iterator[str]:
     ]
     if small:
         yield (
-            f"tensors.min_bytes has no effect for {_shown(small)}: swap.min_bytes leaves all tensors below "
+            f"tensors.min_bytes has no effect for {shown(small)}: swap.min_bytes leaves all tensors below "
             f"{size_in_words(settings.min_bytes)} on the device"
         )
 
@@ -107,7 +107,8 @@ def _swaps(decision: Decision) -> bool:
     return spec.policy.swaps or spec.swap_inputs or any(policy.swaps for policy in by_operator)
 
 
-def _shown(paths: list[str]) -> str:
+def shown(paths: list[str]) -> str:
+    """Some of many paths, and how many there are besides."""
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 

@@ -15,18 +15,24 @@ from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
+from hyper_parallel.graph.applied import require_uncompiled, set_flags
+from hyper_parallel.graph.mapping import flags_of
+from hyper_parallel.graph.swap import ladder_of
 from hyper_parallel.policy_file.applied import name_of, recorded, require_free
 from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
+from hyper_parallel.policy_file.graph_notes import graph_notes, pynative_notes
 from hyper_parallel.policy_file.loading import Source, read_policy_file
 from hyper_parallel.policy_file.mindformers.conversion import convert_mindformers
-from hyper_parallel.policy_file.mode import require_pynative
+from hyper_parallel.policy_file.mode import GRAPH, decided
+from hyper_parallel.policy_file.problems import policy_error
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
 
 
 class _Undo(NamedTuple):
     """How an applied plan is taken back."""
 
-    swap: Callable[[], None]
+    first: Callable[[], None]
+    """May refuse, and then nothing is taken back."""
     cells: ExitStack
 
 
@@ -58,6 +64,8 @@ class PolicyPlan:
         self._net_name = ""
         self._resolution: Resolution | None = None
         self._undo: _Undo | None = None
+        self._mode = ""
+        self._net: Callable[[], nn.Cell | None] = lambda: None
 
     @property
     def source(self) -> str:
@@ -68,6 +76,11 @@ class PolicyPlan:
     def applied(self) -> bool:
         """Whether a net is under this plan now."""
         return self._undo is not None
+
+    @property
+    def mode(self) -> str:
+        """How the net runs: ``pynative``, or ``graph`` if it is compiled; empty before the plan is applied."""
+        return self._mode
 
     @property
     def rows(self) -> list[PlanRow]:
@@ -107,7 +120,7 @@ class PolicyPlan:
             >>> [row.path for row in plan.resolve(nn.SequentialCell(nn.Dense(2, 2), nn.ReLU()))]
             ['0', '1']
         """
-        return self._resolved(net).rows
+        return self.resolution_for(net).rows
 
     def describe(self, net: nn.Cell | None = None) -> str:
         """Say what the plan does, as plain text.
@@ -133,13 +146,14 @@ class PolicyPlan:
             rule 1   **.mlp          must_swap
             default  any other cell  prefer_save
         """
-        resolution = self._resolution if net is None else self._resolved(net)
+        resolution = self._resolution if net is None else self.resolution_for(net)
         if resolution is None:
             return "\n".join([f"{self.source}: not applied to a net", *rules_as_text(self._source)])
         if net is not None:
             state = f"worked out for {name_of(net)}"
         else:
             state = f"{'applied to' if self.applied else 'removed from'} {self._net_name}"
+            state += " in graph mode" if self._mode == GRAPH else ""
         counts = f"{len(resolution.rows)} of {resolution.cell_count} cells decided"
         stage = f" (stage {self._stage})" if self._stage is not None else ""
         return "\n".join([f"{self.source}{stage}: {state}, {counts}", *resolution_as_text(resolution)])
@@ -185,7 +199,7 @@ class PolicyPlan:
         """Give every cell back what it carried before, and undo the plan's swap settings.
 
         Raises:
-            PolicyError: The plan isn't applied.
+            PolicyError: The plan isn't applied; or the net was compiled with its flags, which the graph keeps.
             SwapStateError: Tensors are swapped right now, so the swap settings can't change. Nothing is removed.
 
         Supported Platforms:
@@ -203,8 +217,7 @@ class PolicyPlan:
         """
         if self._undo is None:
             raise PolicyError(f"the plan from {self.source} isn't applied, so there is nothing to remove")
-        # The settings first: they may refuse, and then the plan is still applied as a whole.
-        self._undo.swap()
+        self._undo.first()
         self._undo.cells.close()
         self._undo = None
 
@@ -215,21 +228,38 @@ class PolicyPlan:
         # A net may hold its plan as an attribute; the copy of that net isn't under the plan's control.
         return PolicyPlan(self._source, self._stage)
 
-    def _resolved(self, net: nn.Cell) -> Resolution:
-        _require_cell(net)
-        return resolve(self._source, net, self._settings(), self._stage)
+    def is_for(self, net: nn.Cell) -> bool:
+        """Whether the plan was applied to this net, not only to a net that holds it, or a part of it."""
+        return self._net() is net
 
-    def _settings(self) -> SwapSettings:
+    def resolution_for(self, net: nn.Cell) -> Resolution:
+        """What the plan means for a net, with what was decided about each cell."""
+        _require_cell(net)
+        return resolve(self._source, net, self.swap_settings(), self._stage)
+
+    def swap_settings(self) -> SwapSettings:
+        """The swap settings that are in force while the plan is applied."""
         return SwapManager().settings.model_copy(update=self._given_swap())
 
     def _given_swap(self) -> dict[str, Any]:
         swap = self._source.file.swap
         return swap.model_dump(include=swap.model_fields_set)
 
-    def _apply(self, net: nn.Cell) -> None:
+    def _apply(self, net: nn.Cell, mode: str | None) -> None:
         require_free(net)
-        require_pynative(self._source)
-        resolution = self._resolved(net)
+        decided_mode = decided(self._source, mode)
+        resolution = self.resolution_for(net)
+        if decided_mode == GRAPH:
+            resolution = self._compiled(net, resolution)
+        else:
+            self._attached(net, resolution)
+            resolution = resolution._replace(notes=resolution.notes + pynative_notes(resolution))
+        self._mode = decided_mode
+        self._net, self._net_name = ref(net), name_of(net)
+        self._resolution = resolution.without_cells()  # see [Which net is under which plan]
+
+    def _attached(self, net: nn.Cell, resolution: Resolution) -> None:
+        """Put the policies on cells that run in PyNative mode."""
         given = self._given_swap()
         undo_swap = SwapManager().adopt(given, self.source) if given else _nothing
         with ExitStack() as undo:
@@ -243,8 +273,24 @@ class PolicyPlan:
             cells.callback(recorded(net, self))
             self._undo = _Undo(undo_swap, cells.pop_all())
             undo.pop_all()
-        self._net_name = name_of(net)
-        self._resolution = resolution.without_cells()  # see [Which net is under which plan]
+
+    def _compiled(self, net: nn.Cell, resolution: Resolution) -> Resolution:
+        """Set the flags of a net that is compiled; gives the resolution with what there is to say about that."""
+        require_uncompiled(net, f"for the plan from {self.source}")
+        flags = flags_of(resolution.regions, ladder_of(self.swap_settings()))
+        if flags.problems:
+            raise policy_error(f"{self._source.name} in graph mode", flags.problems)
+        cells, weak = set_flags(flags), ref(net)
+
+        def refuse_late() -> None:
+            if (alive := weak()) is not None:
+                require_uncompiled(alive, "to remove the plan")
+
+        for cell, _ in resolution.attachments:
+            cells.callback(recorded(cell, self))
+        cells.callback(recorded(net, self))
+        self._undo = _Undo(refuse_late, cells)
+        return resolution._replace(notes=resolution.notes + flags.notes + graph_notes(self._source, resolution))
 
 
 def load_policy(
@@ -311,6 +357,7 @@ def apply_policy(
     *,
     stage: int | None = None,
     stages: int | None = None,
+    mode: str | None = None,
 ) -> PolicyPlan:
     """Put a net under a policy file, before its first step.
 
@@ -323,6 +370,9 @@ def apply_policy(
         stage: Which stage of the pipeline the net is, from 0. A file with `stages` needs it, here or in `load_policy`;
             to another one it makes no difference.
         stages: How many stages the pipeline has: a file with another number of `stages` is refused. None: not checked.
+        mode: How the net will run: ``"pynative"``; ``"graph"``, compiled in GRAPH_MODE or by `ms.jit`, where policies
+            become flags that MindSpore's compiler reads; or ``"auto"``, which is graph if MindSpore is in graph mode
+            now, else pynative. By default what the file says, which is auto if it says nothing. `plan.mode` tells.
 
     Returns:
         The applied plan. That is a new one, but for a plan that was applied and removed: it is applied again.
@@ -331,7 +381,8 @@ def apply_policy(
         TypeError: `net` is no Cell, or the source is of another type.
         PolicyError: The file has mistakes, a rule matches no cell, two policies for one cell contradict each other,
             the swap settings contradict what `SwapManager` was told, the net (or a cell in it) is under a plan
-            already, the file has stages and no such one is given, or MindSpore is in graph mode.
+            already, the file has stages and no such one is given, the mode isn't MindSpore's; or, in graph mode, the
+            net was compiled already or a policy can't be honoured.
         SwapStateError: Tensors are swapped right now, so the swap settings can't change.
         HostMemoryError: The spill folder can't be written.
 
@@ -363,7 +414,7 @@ def apply_policy(
         source._source.check_stages(stages)
         is_new = source._resolution is None or source.stage != (stage if stage is not None else source.stage)
         plan = PolicyPlan(source._source, source.stage if stage is None else stage) if is_new else source
-    plan._apply(net)
+    plan._apply(net, mode)
     return plan
 
 

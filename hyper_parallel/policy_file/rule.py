@@ -123,6 +123,25 @@ class Tensors(Model):
         return self
 
 
+class Graph(Model):
+    """What only a compiled graph reads, by MindSpore's own names."""
+
+    mp_comm_recompute: StrictBool | None = None
+    """Whether communication that model parallelism needs is recomputed with the region."""
+    recompute_comm_op: StrictBool | None = None
+    """The same for operators that the cell itself holds, without those of cells inside."""
+    recompute_slice_activation: StrictBool | None = None
+    """Whether what the region keeps is sliced over the ranks of model parallelism."""
+    backward_prefetch: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """With must_swap: how many operators ahead of backward tensors are loaded; MindSpore chooses by default."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Graph":
+        if not self.model_fields_set:
+            raise ValueError(f"expected one or more of {', '.join(type(self).model_fields)}")
+        return self
+
+
 def _complete_schema(schema: dict[str, Any]) -> None:
     """Say what no single key says: a rule names cells, and what happens to them."""
     schema["required"] = [key for key in schema.get("required", []) if key != "policy"]
@@ -178,6 +197,10 @@ class Rule(Model):
     keep_collectives: StrictBool = False
     """Keep what collectives give, so that the replay communicates nothing. Only with must_recompute or
     prefer_recompute."""
+
+    graph: Graph | None = None
+    """Flags for a compiled net. Communication flags only with must_recompute or prefer_recompute, backward_prefetch
+    only with must_swap."""
 
     @model_validator(mode="before")
     @classmethod
@@ -268,6 +291,16 @@ class Rule(Model):
     def _has_a_replay_to_check(cls, value: str, info: ValidationInfo) -> str:
         if value == "values":
             _needs_a_replay(info, "there is nothing to compare")
+        return value
+
+    @field_validator("graph")
+    @classmethod
+    def _has_a_region(cls, value: Graph, info: ValidationInfo) -> Graph:
+        policy = info.data.get("policy")
+        if value.model_fields_set - {"backward_prefetch"}:
+            _needs_a_replay(info, "there is no communication to recompute")
+        elif policy is not None and not policy.swaps:
+            raise ValueError(f"backward_prefetch is for must_swap, but the policy is {policy.name.lower()}")
         return value
 
     @field_validator("swap_inputs")

@@ -9,7 +9,6 @@ from pydantic import (
     StrictStr,
     Tag,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 
@@ -71,8 +70,8 @@ class PolicyFile(Model):
     version: Annotated[int, BeforeValidator(_version), WithJsonSchema({"const": VERSION})]
     """Version of the format: 1. Required, so that a file written for a later format is never read as this one."""
     mode: Literal["auto", "pynative", "graph"] = "auto"
-    """How the net runs: pynative, or auto, which is pynative unless MindSpore is in graph mode. Policies in graph mode
-    aren't available yet: it is an error then."""
+    """How the net runs: pynative; graph, compiled in GRAPH_MODE or by `ms.jit`; or auto, which is graph if MindSpore is
+    in graph mode when the file is applied, else pynative. `apply_policy(net, source, mode="graph")` says it, too."""
     include: Annotated[
         tuple[StrictStr, ...], BeforeValidator(several), one_or_more({"type": "string", "minLength": 1})
     ] = Field(default=(), min_length=1, validate_default=False)
@@ -98,13 +97,6 @@ class PolicyFile(Model):
     swap: SwapSettings = Field(default_factory=SwapSettings)
     """Knobs of the swap manager, while the plan is applied. Only the keys that are given are set; one that contradicts
     what `SwapManager().configure()` was told is an error."""
-
-    @field_validator("mode")
-    @classmethod
-    def _is_there(cls, value: str) -> str:
-        if value == "graph":
-            raise ValueError("policies in graph mode aren't available yet, expected pynative or auto")
-        return value
 
     def as_plain_values(self) -> dict[str, Any]:
         """What YAML and JSON can write: the keys that were given."""

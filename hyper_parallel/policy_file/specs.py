@@ -1,9 +1,10 @@
 """From a rule to the `RegionSpec` that a cell carries."""
 
+from hyper_parallel.core.activation_memory.graph_options import GraphOptions
 from hyper_parallel.core.activation_memory.operator_policy import one_operator_policy
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
-from hyper_parallel.policy_file.rule import Rule, Tensors, preset_options
+from hyper_parallel.policy_file.rule import Graph, Rule, Tensors, preset_options
 from hyper_parallel.policy_file.tensors import TensorSelection
 
 _SAYABLE = (
@@ -13,6 +14,7 @@ _SAYABLE = (
     "operators",
     "allow_cache_entry_mutation",
     "keep_collectives",
+    "graph",
 )
 """What a rule can say, of what a spec holds; besides the policy of tensors, which counts only where a rule has one."""
 
@@ -37,6 +39,7 @@ def spec_of_rule(rule: Rule, source: str) -> RegionSpec:
         operators=one_operator_policy(ops, options.get("policy_fn"), source),
         allow_cache_entry_mutation=rule.allow_cache_entry_mutation,
         keep_collectives=rule.keep_collectives,
+        graph=None if rule.graph is None else options_of(rule.graph),
         source=source,
     )
 
@@ -49,6 +52,11 @@ def excluded_spec(source: str) -> RegionSpec:
 def selection_of(tensors: Tensors) -> TensorSelection:
     """The policy of tensors that a rule's `tensors` means."""
     return TensorSelection(int(tensors.min_bytes or 0), tensors.dtype)
+
+
+def options_of(graph: Graph) -> GraphOptions:
+    """The flags that a rule's `graph` means."""
+    return GraphOptions(**graph.model_dump())
 
 
 def agree(spec: RegionSpec, carried: RegionSpec) -> bool:

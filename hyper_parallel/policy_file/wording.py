@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.policy_file.names import did_you_mean
-from hyper_parallel.policy_file.rule import NO_SELECTOR, NO_VALUE, POLICY_NAMES, PRESET_NAMES, Rule, Tensors
+from hyper_parallel.policy_file.rule import NO_SELECTOR, NO_VALUE, POLICY_NAMES, PRESET_NAMES, Graph, Rule, Tensors
 from hyper_parallel.policy_file.schema import RULE_TAG, USE_TAG, PolicyFile, Prefetch, Stage
 from hyper_parallel.policy_file.tensors import DTYPE_NAMES
 
@@ -19,7 +19,7 @@ _A_RULE = "a mapping with cells, class or layers, and policy, ops or preset; or 
 _PATTERN = "a dotted path such as 'layers.*.mlp', in quotes"
 _EXPECTED = {
     "version": "version: 1",
-    "mode": "pynative or auto",
+    "mode": "auto, pynative or graph",
     "include": "the path of a policy file, or a list of them",
     "rule_sets": "a mapping from names to lists of rules",
     "default": f"one of {', '.join(POLICY_NAMES)}",
@@ -38,6 +38,9 @@ _EXPECTED = {
     "determinism_check": "operators or values",
     "ops": "a mapping from operators to policies",
     "preset": f"one of {', '.join(PRESET_NAMES)}, or a list of them",
+    "graph": f"a mapping with any of {', '.join(Graph.model_fields)}",
+    "backward_prefetch": "a whole number of operators, 0 or more",
+    **dict.fromkeys(("mp_comm_recompute", "recompute_comm_op", "recompute_slice_activation"), "true or false"),
     "tensors": "a mapping with min_bytes, dtype or both",
     "dtype": f"one of {', '.join(DTYPE_NAMES)}, or a list of them",
     "exclude": "dotted paths below the cells, such as 'router' or ['router', '*.norm']",
@@ -163,11 +166,14 @@ def _expected(loc: Loc) -> str:
 def _model_at(loc: Loc) -> type[BaseModel]:
     if not loc:
         return PolicyFile
-    if loc[-1] in ("swap", "tensors"):
-        return SwapSettings if loc[-1] == "swap" else Tensors
+    if loc[-1] in _PARTS:
+        return _PARTS[str(loc[-1])]
     if isinstance(loc[-1], int) and len(loc) > 1 and loc[-2] in ("stages", "prefetch"):
         return Stage if loc[-2] == "stages" else Prefetch
     return Rule
+
+
+_PARTS: dict[Any, type[BaseModel]] = {"swap": SwapSettings, "tensors": Tensors, "graph": Graph}
 
 
 def _keys(model: type[BaseModel]) -> list[str]:

@@ -29,6 +29,8 @@ class PolicyCallback(Callback):
         stage: Which stage of the pipeline the net is, from 0, for a file with `stages`.
         cell: Dotted path of the cell that the file is about, where it isn't the whole net: of a net that computes its
             loss itself, for example ``"backbone"``.
+        mode: How the net runs, as `apply_policy` takes it: ``"graph"`` where Python code compiles it by `ms.jit`; in
+            GRAPH_MODE that is found out.
         format: What the file is written in: ``"native"`` or ``"mindformers"``.
         say: Gets the description of the plan, on rank 0.
         **options: With format ``"mindformers"``: what the configuration leaves open, such as `layers`.
@@ -68,6 +70,7 @@ class PolicyCallback(Callback):
         *,
         stage: int | None = None,
         cell: str = "",
+        mode: str | None = None,
         format: str = "native",
         say: Callable[[str], Any] = print,
         **options: Any,
@@ -81,6 +84,7 @@ class PolicyCallback(Callback):
             self._policy = load_policy(policy, format=format, **options)
         self._stage = stage
         self._cell = cell
+        self._mode = mode
         self._say = say
         self._net: Callable[[], nn.Cell | None] = lambda: None
         self.plan: PolicyPlan | None = None
@@ -147,7 +151,7 @@ class PolicyCallback(Callback):
     def _applied(self, net: nn.Cell, stage: int | None) -> PolicyPlan:
         cell = _below(net, self._cell)
         _refuse_late(cell, self._policy.source)
-        plan = apply_policy(cell, self._policy, stage=stage)
+        plan = apply_policy(cell, self._policy, stage=stage, mode=self._mode)
         if is_rank_0():
             self._say(plan.describe())
         return plan

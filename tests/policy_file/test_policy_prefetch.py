@@ -88,6 +88,9 @@ class TestPrefetch:
         assert expected in str(caught.value)
 
 
+RECOMPUTE = {"version": 1, "rules": [{"cells": "layers.*", "policy": "must_recompute"}]}
+
+
 class TestMode:
     @pytest.fixture
     def graph_mode(self) -> Iterator[None]:
@@ -99,19 +102,32 @@ class TestMode:
     def test_a_net_that_runs_in_pynative_mode_is_fine(self, gpt: nn.Cell, mode: str) -> None:
         assert apply_policy(gpt, document(mode=mode)).applied
 
-    @pytest.mark.parametrize("mode", ["auto", "pynative"])
     @pytest.mark.usefixtures("graph_mode")
-    def test_a_net_that_runs_in_graph_mode_is_refused(self, gpt: nn.Cell, mode: str) -> None:
-        with pytest.raises(
-            PolicyError, match=rf"dict \(mode: {mode}\): MindSpore is in graph mode, in which policies ar"
-        ):
-            apply_policy(gpt, document(mode=mode))
+    def test_a_pynative_plan_is_refused_in_graph_mode(self, gpt: nn.Cell) -> None:
+        with pytest.raises(PolicyError, match=r"dict \(mode: pynative\): MindSpore is in graph mode, where a PyNative"):
+            apply_policy(gpt, document(mode="pynative"))
 
-    def test_graph_mode_is_not_available_yet(self) -> None:
-        with pytest.raises(
-            PolicyError, match="mode: got 'graph', policies in graph mode aren't available yet, expected"
-        ):
-            load_policy({"version": 1, "mode": "graph"})
+    @pytest.mark.usefixtures("graph_mode")
+    def test_auto_is_graph_in_graph_mode(self, gpt: nn.Cell) -> None:
+        plan = apply_policy(gpt, RECOMPUTE)
+        assert plan.mode == "graph"
+        assert plan.describe().startswith("dict: applied to Gpt in graph mode, ")
+
+    def test_auto_is_pynative_otherwise(self, gpt: nn.Cell) -> None:
+        plan = load_policy(RECOMPUTE)
+        assert plan.mode == ""
+        assert apply_policy(gpt, plan, mode="auto").mode == "pynative"
+
+    def test_a_file_can_say_graph(self, gpt: nn.Cell) -> None:
+        assert apply_policy(gpt, RECOMPUTE | {"mode": "graph"}).mode == "graph"
+
+    def test_a_file_and_an_argument_must_agree(self, gpt: nn.Cell) -> None:
+        with pytest.raises(PolicyError, match="dict says mode: graph, but mode='pynative' was given; the two must agr"):
+            apply_policy(gpt, RECOMPUTE | {"mode": "graph"}, mode="pynative")
+
+    def test_an_unknown_argument_is_an_error(self, gpt: nn.Cell) -> None:
+        with pytest.raises(PolicyError, match="mode: got 'grahp', expected one of auto, pynative, graph; did you mean"):
+            apply_policy(gpt, RECOMPUTE, mode="grahp")
 
     def test_another_mode_is_an_error(self) -> None:
         with pytest.raises(

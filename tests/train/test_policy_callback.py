@@ -204,12 +204,19 @@ def test_a_net_that_is_sharded_is_too_late() -> None:
         PolicyCallback(RECOMPUTE).apply_to(net)
 
 
-def test_graph_mode_is_refused() -> None:
+def test_in_graph_mode_the_net_gets_flags() -> None:
     model, net = make()
     ms.set_context(mode=ms.GRAPH_MODE)
     try:
-        with pytest.raises(PolicyError, match="graph mode"):
-            train(model, PolicyCallback(RECOMPUTE))
+        callback = PolicyCallback(RECOMPUTE, say=lambda text: None)
+        train(model, callback)
     finally:
         ms.set_context(mode=ms.PYNATIVE_MODE)
-    assert spec_of(net[0]) is None
+    assert callback.plan is not None and callback.plan.mode == "graph"
+    assert net[0].get_flags()["output_recompute"] is False
+
+
+def test_a_net_that_code_compiles_by_jit_says_its_mode() -> None:
+    net = make()[1]
+    plan = PolicyCallback(RECOMPUTE, mode="graph", say=lambda text: None).apply_to(net)
+    assert plan.mode == "graph"

@@ -70,6 +70,20 @@ def restore(cell: nn.Cell, previous: RegionSpec | None) -> None:
         cell.__class__ = type(cell)._hp_base
 
 
+def plain_type(cls: Any) -> Any:
+    """A cell's class without the policy that an instance carries."""
+    return cls.__dict__.get("_hp_base", cls)
+
+
+def plain_construct(cls: Any) -> Any:
+    """The `construct` of a class that a decorator has covered, as it was written; None if none has."""
+    found = inspect.getattr_static(cls, "construct", None)
+    plain = found
+    while hasattr(plain, "_hp_region"):
+        plain = plain._hp_region
+    return None if plain is found else plain
+
+
 def _mark(cell: nn.Cell, spec: RegionSpec) -> None:
     object.__setattr__(cell, _SPEC, spec)
     object.__setattr__(cell, "_hp_where", f"{spec.path or f'a {type(cell).__name__}'} ({spec}, {spec.source})")

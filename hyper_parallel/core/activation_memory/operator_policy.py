@@ -139,10 +139,18 @@ class Table(OperatorPolicy):
         self._rest = self.policies.get(REST, CheckpointPolicy.PREFER_RECOMPUTE)
 
     def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
-        return self._by_name.get(name, self._rest)
+        return self.policy_of(name)
 
     def names(self, dispatch_name: str) -> bool:
         return dispatch_name in self._by_name
+
+    def named(self) -> Iterable[str]:
+        """The dispatch names that entries mean."""
+        return self._by_name.keys()
+
+    def policy_of(self, dispatch_name: str) -> CheckpointPolicy:
+        """The policy of an operator."""
+        return self._by_name.get(dispatch_name, self._rest)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table) and self.policies == other.policies

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from hyper_parallel.core.activation_memory.graph_options import GraphOptions
 from hyper_parallel.core.activation_memory.operator_policy import OperatorPolicy
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
@@ -42,6 +43,8 @@ class RegionSpec:
     """Of a replayed region: what collectives give is kept, so that the replay communicates nothing."""
     save_output: bool = True
     """Of a cell that runs once: keep its output even where the replay can do without."""
+    graph: GraphOptions | None = None
+    """What only a compiled graph reads."""
     source: str = "decorator"
     """Who said so: `decorator`, `checkpoint_wrapper`, `policy.yaml: rule 2`."""
     path: str = ""

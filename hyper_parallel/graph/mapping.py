@@ -1,0 +1,281 @@
+"""What the policies of a net mean for MindSpore's compiler: which flags on which cells and Primitives.
+
+Note: [Recomputed in graph mode]
+A cell under a replaying policy is one region: it and all that runs inside are recomputed, its output is kept. What a
+cell runs inherits its scope where MindSpore inlines it, but not everywhere (a SequentialCell's children don't), so that
+each recomputed cell says so itself. A region inside another one is part of that. Cells inside a region that are to run
+once have their Primitives excluded one by one and the output of each cell kept: that is all MindSpore offers, so what
+functions give in the middle of such a cell's construct may be recomputed all the same, and the report says so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mindspore import nn
+from mindspore.ops import Primitive
+
+from hyper_parallel.core.activation_memory.operator_policy import REST, Alternating, Asked, Table
+from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
+from hyper_parallel.graph.swap import Ladder
+from hyper_parallel.policy_file.cells import Node
+from hyper_parallel.policy_file.keeps import Decision, Regions, place
+from hyper_parallel.policy_file.notes import shown
+from hyper_parallel.policy_file.problems import Problem
+from ms_ops.catalogue import COLLECTIVES
+from ms_ops.dispatch import why_not_repeated
+from ms_ops.graph_compile import is_inlined_late
+from ms_ops.graph_flags import COMMUNICATION, SLICED, is_flagged_natively, own_primitives
+
+NET = "net"
+"""The scope of what the net itself runs."""
+
+
+class Attribute(NamedTuple):
+    """An attribute for one Primitive."""
+
+    primitive: Primitive
+    name: str
+    value: bool | int | str
+
+
+@dataclass
+class Flags:
+    """Everything that is to be set for one net."""
+
+    labels: dict[int, tuple[nn.Cell, str]] = field(default_factory=dict)
+    """By the id of the cell: the cell and its path, which names the scope of its operators."""
+    regions: set[int] = field(default_factory=set)
+    """The ids of the recomputed cells that begin a region."""
+    recomputed: set[int] = field(default_factory=set)
+    """The ids of these, and of all cells inside that are recomputed, too."""
+    watched: dict[int, tuple[nn.Cell, str]] = field(default_factory=dict)
+    """Cells that mustn't run but in a graph, and how messages name them and their policies."""
+    outputs: dict[int, nn.Cell] = field(default_factory=dict)
+    """Cells whose output is kept."""
+    attributes: list[Attribute] = field(default_factory=list)
+    functions: dict[str, bool] = field(default_factory=dict)
+    """By dispatch name, for the Primitives behind functions: recompute them or keep them."""
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Wish(NamedTuple):
+    """What a plan wants for the operators at one place."""
+
+    recomputes: bool
+    """Whether they are computed again; else they are kept."""
+    in_region: bool
+    """Whether a recomputed cell is around them."""
+    decision: Decision | None
+
+
+def flags_of(regions: Regions, ladder: Ladder) -> Flags:
+    """Work out all flags for a net.
+
+    Args:
+        regions: What was decided about its cells.
+        ladder: What happens to cells that are to be swapped.
+
+    Returns:
+        The flags; its `problems` say what graph mode can't do.
+    """
+    mapping = _Mapping(regions, ladder)
+    root = next(node for nodes in regions.nodes_of.values() for node in nodes if node.parent is None)
+    mapping.walk(root, Wish(False, False, None))
+    mapping.finish()
+    return mapping.flags
+
+
+def wish_for(name: str, wish: Wish) -> bool:
+    """Whether an operator is to be computed again.
+
+    Args:
+        name: As MindSpore dispatches it.
+        wish: What holds where it runs.
+    """
+    if why_not_repeated(name):
+        return False
+    spec = wish.decision.spec if wish.decision is not None else None
+    if spec is not None and spec.policy.replays:
+        if spec.keep_collectives and name in COLLECTIVES:
+            return False
+        if isinstance(spec.operators, Table) and spec.operators.names(name):
+            return spec.operators.policy_of(name).replays
+    return wish.recomputes
+
+
+def wish_at(decision: Decision, around: Wish, ladder: Ladder) -> Wish:
+    """What holds in a decided cell.
+
+    Args:
+        decision: About the cell.
+        around: What holds where the cell runs.
+        ladder: What happens to cells that are to be swapped.
+    """
+    spec = decision.spec
+    replays = spec.policy.replays or (spec.policy.swaps and ladder.recomputes)
+    rest = spec.operators.policies.get(REST) if isinstance(spec.operators, Table) else None
+    recomputes = replays and not (rest is not None and rest.saves)
+    return Wish(recomputes, around.in_region or recomputes, decision)
+
+
+class _Mapping:
+    def __init__(self, regions: Regions, ladder: Ladder) -> None:
+        self.regions = regions
+        self.ladder = ladder
+        self.flags = Flags()
+        self.wanted: dict[int, dict[bool | None, tuple[Primitive, str]]] = {}
+        """By the id of a Primitive: the values of `recompute` that are wanted, and where the Primitive is."""
+        self.refused: dict[str, list[str]] = {}
+        """By what is wrong: the paths of the cells."""
+        self.noted: dict[str, list[str]] = {}
+        """By what there is to say: the paths of the cells."""
+
+    def walk(self, node: Node, around: Wish) -> None:
+        decision = self.regions.of(node)
+        wish = around
+        cell = node.cell
+        self.flags.labels.setdefault(id(cell), (cell, node.path))
+        if is_flagged_natively(cell):
+            self.refuse(node, "carries MindSpore's own recompute() already; leave one of the two out")
+        if decision is not None:
+            wish = wish_at(decision, around, self.ladder)
+            self.check(node, decision, around)
+            if wish.in_region and not around.in_region:
+                self.flags.regions.add(id(cell))
+                self.flags.outputs[id(cell)] = cell
+            if id(cell) in self.flags.regions or spec_of(cell) is not None:
+                self.flags.watched[id(cell)] = cell, f"{place(node)} ({decision.spec}, {decision.why})"
+            self.functions(decision.spec, wish, place(node))
+            self.options(node, decision.spec)
+        if wish.recomputes:
+            self.flags.recomputed.add(id(cell))
+        if wish.in_region and not wish.recomputes and node.runs:
+            self.flags.outputs[id(cell)] = cell
+        for primitive in own_primitives(cell):
+            again = wish_for(primitive.name, wish)
+            value = None if again == wish.in_region else again
+            self.wanted.setdefault(id(primitive), {}).setdefault(value, (primitive, f"{place(node)}"))
+        for child in node.children:
+            self.walk(child, wish)
+
+    def refuse(self, node: Node, what: str) -> None:
+        self.refused.setdefault(what, []).append(place(node))
+
+    def check(self, node: Node, decision: Decision, around: Wish) -> None:
+        spec = decision.spec
+        for why in _refusals(spec, decision.preset):
+            self.refuse(node, f"({decision.why}): {why}")
+        if spec.policy.swaps:
+            late = any(is_inlined_late(each.cell) for each in (node, *node.above()))
+            why = self.ladder.why_not(around.in_region, late)
+            if why:
+                self.refuse(node, f"({decision.why}): must_swap {why}")
+            elif self.ladder.rung:
+                self.note(node, f"must_swap can't be honoured in this graph, so they {self.ladder.rung}")
+            else:
+                self.offload(node, spec)
+        if spec.determinism_check == "values":
+            self.note(node, "determinism_check has no effect in graph mode")
+        if spec.allow_cache_entry_mutation:
+            self.note(node, "allow_cache_entry_mutation has no effect in graph mode")
+        if spec.policy.replays and around.recomputes:
+            self.note(node, "recomputed as a part of the region around it, not as one of its own")
+
+    def note(self, node: Node, what: str) -> None:
+        self.noted.setdefault(what, []).append(place(node))
+
+    def functions(self, spec: RegionSpec, wish: Wish, where: str) -> None:
+        names: dict[str, bool] = {}
+        if isinstance(spec.operators, Table):
+            names = {
+                name: again for name in spec.operators.named() if (again := wish_for(name, wish)) != wish.recomputes
+            }
+        if spec.keep_collectives and wish.in_region:
+            names.update(dict.fromkeys(COLLECTIVES, False))
+        for name, again in names.items():
+            if self.flags.functions.setdefault(name, again) != again:
+                self.flags.functions[name] = False
+                self.flags.notes.append(
+                    f"functions that run {name} keep their results everywhere: one cell keeps them, {where} recomputes "
+                    f"them, and MindSpore has one Primitive for both"
+                )
+
+    def options(self, node: Node, spec: RegionSpec) -> None:
+        given = spec.graph
+        if given is None:
+            return
+        for each in (node, *node.below()):
+            for primitive in own_primitives(each.cell):
+                if given.mp_comm_recompute is not None:
+                    self.flags.attributes.append(Attribute(primitive, COMMUNICATION, given.mp_comm_recompute))
+                if given.recompute_slice_activation is not None:
+                    self.flags.attributes.append(Attribute(primitive, SLICED, given.recompute_slice_activation))
+        if given.recompute_comm_op is not None:
+            for primitive in own_primitives(node.cell):
+                self.flags.attributes.append(Attribute(primitive, COMMUNICATION, given.recompute_comm_op))
+
+    def offload(self, node: Node, spec: RegionSpec) -> None:
+        given = spec.graph.backward_prefetch if spec.graph is not None else None
+        for each in (node, *node.below()):
+            if each is node or self.regions.of(each) is None:
+                for primitive in own_primitives(each.cell):
+                    self.flags.attributes.append(Attribute(primitive, "offload", True))
+                    self.flags.attributes.append(
+                        Attribute(primitive, "backward_prefetch", "Auto" if given is None else given)
+                    )
+
+    def finish(self) -> None:
+        self.flags.problems += [Problem(f"{shown(paths)} {what}") for what, paths in self.refused.items()]
+        self.flags.notes += [f"{shown(paths)}: {what}" for what, paths in self.noted.items()]
+        for wanted in self.wanted.values():
+            # an exclusion from recomputation means nothing in a cell that isn't recomputed
+            values = [value for value in wanted if value is not None]
+            primitive = next(iter(wanted.values()))[0]
+            if len(wanted) > 1 and not self.agrees(wanted):
+                places = " and ".join(place for _, place in wanted.values())
+                self.flags.problems.append(
+                    Problem(
+                        f"{places} share one {primitive.name} Primitive, but it is recomputed in one and kept in the "
+                        f"other, and MindSpore has one flag for it; give each cell a Primitive of its own"
+                    )
+                )
+            elif values:
+                self.flags.attributes.append(Attribute(primitive, "recompute", values[0]))
+
+    def agrees(self, wanted: dict[bool | None, tuple[Primitive, str]]) -> bool:
+        return True not in wanted and not self.is_recomputed_at(wanted[None][1])
+
+    def is_recomputed_at(self, path: str) -> bool:
+        """Whether the cell at a path is in a region that recomputes."""
+        for nodes in self.regions.nodes_of.values():
+            for node in nodes:
+                if place(node) == path:
+                    return any(id(above.cell) in self.flags.regions for above in (node, *node.above()))
+        return False
+
+
+def _refusals(spec: RegionSpec, preset: tuple[str, ...]) -> Iterator[str]:
+    if spec.context_fn is not None:
+        yield "context_fn is never called in a compiled graph; name the operators instead: ops={'MatMul': must_save}"
+    if isinstance(spec.operators, (Asked, Alternating)):
+        named = f"preset {preset[0]}" if preset else "policy_fn"
+        yield (
+            f"{named} is asked operator by operator while Python runs, which a compiled graph doesn't; name the "
+            f"operators instead (ops: {{MatMul: must_save}}), or give cells policies of their own"
+        )
+    elif spec.operators is not None and not isinstance(spec.operators, Table):
+        yield f"{spec.operators} can't be read from a compiled graph; name the operators: ops={{'MatMul': must_save}}"
+    elif isinstance(spec.operators, Table) and any(policy.swaps for policy in spec.operators.policies.values()):
+        yield "an operator in a recomputed region can't be must_swap: MindSpore recomputes it instead; use must_save"
+    if spec.swap_inputs:
+        yield (
+            "swap_inputs isn't available in graph mode: the inputs of a region stay on the device; leave it out, or "
+            "recompute larger cells"
+        )
+    if spec.tensor_policy is not None:
+        yield (
+            "a policy per tensor isn't available in graph mode, where tensors have no size or storage to be asked "
+            "for; leave it out, or name the cells"
+        )

@@ -1,0 +1,182 @@
+"""Small nets that are compiled, and what a compiler should do with them, worked out from the plain net's graph."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from ms_ops.graph_compile import graph_of_cell, graph_of_function
+from ms_ops.graph_flags import set_scope
+from ms_ops.graph_ir import Node, read_graph
+from tests.helpers import numbers, seeded
+
+WIDTH = 8
+
+
+class Block(nn.Cell):
+    """The transformer block of the benchmarks: attention by functions, the rest by cells."""
+
+    def __init__(self, d: int = WIDTH, h: int = 2) -> None:
+        super().__init__()
+        self.d, self.h = d, h
+        self.norm1, self.norm2 = nn.LayerNorm((d,)), nn.LayerNorm((d,))
+        self.qkv, self.out = nn.Dense(d, 3 * d), nn.Dense(d, d)
+        self.up, self.act, self.down = nn.Dense(d, 2 * d), nn.GELU(), nn.Dense(2 * d, d)
+        self.softmax = nn.Softmax(-1)
+
+    def construct(self, x: Tensor) -> Tensor:
+        b, s, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).reshape(b, s, 3, self.h, d // self.h).transpose(2, 0, 3, 1, 4).split(1, 0)
+        a = self.softmax(ops.matmul(q.squeeze(0), k.squeeze(0).swapaxes(-1, -2)) / (d // self.h) ** 0.5)
+        x = x + self.out(ops.matmul(a, v.squeeze(0)).transpose(0, 2, 1, 3).reshape(b, s, d))
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Cell):
+    """Blocks and a mean square."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.CellList([Block() for _ in range(depth)])
+
+    def construct(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return (x**2).mean()
+
+
+class ConvBlock(nn.Cell):
+    """Convolution, BatchNorm, ReLU, dropout, pool."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, has_bias=True), nn.BatchNorm2d(channels)
+        self.act, self.drop, self.pool = nn.ReLU(), nn.Dropout(p=0.3), nn.MaxPool2d(2, 1, "same")
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.pool(self.drop(self.act(self.norm(self.conv(x)))))
+
+
+class ConvNet(nn.Cell):
+    """Blocks and a mean square."""
+
+    def __init__(self, depth: int = 2, channels: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.CellList([ConvBlock(channels) for _ in range(depth)])
+
+    def construct(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return (x**2).mean()
+
+
+TOKENS, IMAGES = numbers(2, 4, WIDTH), numbers(2, 2, 5, 5)
+
+
+def transformer(depth: int = 2) -> nn.Cell:
+    return seeded(Transformer(depth))
+
+
+def conv_net(depth: int = 2) -> nn.Cell:
+    ms.set_seed(3)  # of the dropout
+    return seeded(ConvNet(depth)).set_train()
+
+
+def of(*rules: Any, **more: Any) -> dict[str, Any]:
+    return {"version": 1, "rules": list(rules), **more}
+
+
+FULL = of({"cells": "layers.*", "policy": "must_recompute"})
+SELECTIVE = of({"cells": "layers.*", "preset": "selective"})
+MIXED = of(
+    {"cells": "layers.0", "policy": "must_recompute", "exclude": ["norm*", "act"]},
+    {"cells": "layers.1", "ops": {"Softmax": "must_save", "MaxPool": "must_save", "*": "must_recompute"}},
+)
+POLICIES: dict[str, dict[str, Any]] = {"full": FULL, "selective": SELECTIVE, "mixed": MIXED}
+
+
+def gradient_of(net: nn.Cell) -> Callable[..., Any]:
+    return ms.value_and_grad(net, None, net.trainable_params())
+
+
+class GradientStep(nn.Cell):
+    """A net and its gradient, for GRAPH_MODE."""
+
+    def __init__(self, net: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.net, self.gradient = net, gradient_of(net)
+
+    def construct(self, x: Tensor) -> Any:
+        return self.gradient(x)
+
+
+def jit_step(net: nn.Cell, **options: Any) -> Callable[..., Any]:
+    gradient = gradient_of(net)
+
+    def step(x: Tensor) -> Any:
+        return gradient(x)
+
+    return ms.jit(step, **options)
+
+
+def graph_nodes(net: nn.Cell, x: Tensor) -> list[Node]:
+    """The nodes of a net and its gradient, as it is flagged now."""
+    if ms.get_context("mode") == ms.GRAPH_MODE:
+        return read_graph(graph_of_cell(GradientStep(net), (x,), None))
+    return read_graph(graph_of_function(jit_step(net), (x,), None))
+
+
+def labelled(net: nn.Cell) -> nn.Cell:
+    """A plain net whose graph names its cells."""
+    for path, cell in net.cells_and_names():
+        set_scope(cell, path or "net")
+    return net
+
+
+HANDED_ON = frozenset({"Depend", "Load", "MakeTuple", "TupleGetItem", "UpdateState"})
+
+
+class PlainGraph:
+    """The graph of a plain, labelled net: which operators a recomputation has to run again."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.by_name = {node.name: node for node in nodes}
+        self.forward = [n for n in nodes if not n.is_backward and n.operator not in HANDED_ON]
+        late = [behind for node in nodes if node.is_backward for name in node.inputs for behind in self.behind(name)]
+        self.needed = set(late)
+
+    def behind(self, name: str) -> Iterator[str]:
+        node = self.by_name.get(name)
+        if node is None or node.is_backward or node.operator == "UpdateState":
+            return
+        if node.operator not in HANDED_ON:
+            yield name
+            return
+        for each in node.inputs[:1] if node.operator == "Depend" else node.inputs:
+            yield from self.behind(each)
+
+    def copies(self, is_inside: Callable[[Node], bool], is_output: Callable[[Node], bool], *kept: str) -> Counter[str]:
+        """How often each operator is computed again.
+
+        Args:
+            is_inside: Whether a node is in a recomputed cell.
+            is_output: Whether a node reads the output of one.
+            *kept: Operators whose results are kept.
+        """
+        outputs = {b for node in self.forward if is_output(node) for name in node.inputs for b in self.behind(name)}
+        waiting, found = list(self.needed), set[str]()
+        while waiting:
+            name = waiting.pop()
+            node = self.by_name[name]
+            if name in found or name in outputs or node.operator in kept or not is_inside(node):
+                continue
+            found.add(name)
+            waiting.extend(behind for each in node.inputs for behind in self.behind(each))
+        return Counter(self.by_name[name].operator for name in found)
+
+
+def copies_in(nodes: list[Node]) -> Counter[str]:
+    """How often each operator is computed again in a graph."""
+    return Counter(node.operator for node in nodes if node.is_copy and node.operator not in HANDED_ON)

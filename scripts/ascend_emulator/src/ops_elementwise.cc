@@ -264,6 +264,15 @@ LegacyBody each(One function) {
   };
 }
 
+LegacyBody each(Two function) {
+  return [=](const LegacyCall &call) {
+    const Shape &shape = call.outputs[0].shape;
+    Values x = read(call.inputs[0], shape), y = read(call.inputs[1], shape);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = function(x[i], y[i]);
+    write(call.outputs[0], x);
+  };
+}
+
 void add_all(const LegacyCall &call) {
   Values sum(call.outputs[0].size(), 0.0);
   for (const Tensor &input : call.inputs) {
@@ -302,10 +311,13 @@ const LegacyOperators kOperators{{
   {"AssignAdd", {[](const LegacyCall &call) { update(call, true); }, {0}}},
   {"BiasAdd", {bias_add, {}}},
   {"Fill", {fill_with, {}}},
-  {"OnesLike", {each([](double) { return 1.0; }), {}}},
-  {"Relu6", {each([](double x) { return std::min(std::max(x, 0.0), 6.0); }), {}}},
-  {"Square", {each([](double x) { return x * x; }), {}}},
-  {"ZerosLike", {each([](double) { return 0.0; }), {}}},
+  {"OnesLike", {each(One{[](double) { return 1.0; }}), {}}},
+  {"Mul", {each(Two{[](double x, double y) { return x * y; }}), {}}},
+  {"RealDiv", {each(Two{[](double x, double y) { return x / y; }}), {}}},
+  {"Relu6", {each(One{[](double x) { return std::min(std::max(x, 0.0), 6.0); }}), {}}},
+  {"Square", {each(One{[](double x) { return x * x; }}), {}}},
+  {"Sub", {each(Two{[](double x, double y) { return x - y; }}), {}}},
+  {"ZerosLike", {each(One{[](double) { return 0.0; }}), {}}},
 }};
 
 }  // namespace

@@ -87,6 +87,18 @@ void RaceChecker::host_joins(const Clock &other) {
   open_to_host(clock(kHost));
 }
 
+uint64_t RaceChecker::tick_of(int stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return clock(timeline_of(stream)).at(timeline_of(stream));
+}
+
+void RaceChecker::callback_done(int stream, uint64_t tick) {
+  if (!on_ || settings().strict_pinned > 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  released_.reach(timeline_of(stream), tick);
+  open_read(released_);
+}
+
 void RaceChecker::stream_access(int stream, const SitePtr &site, const std::vector<Range> &reads,
                                 const std::vector<Range> &writes) {
   if (!on_) return;
@@ -150,6 +162,7 @@ void RaceChecker::fill(Range range) {
 
 void RaceChecker::check(const Access &earlier, const Access &later, const Clock &now, Range overlap) {
   if (earlier.tick == 0 || earlier.before(now)) return;
+  if (earlier.kind == AccessKind::kRead && earlier.before(released_) && is_pinned(earlier.range)) return;
   add(earlier, later, overlap);
 }
 

@@ -46,7 +46,7 @@ void refuse_unknown_names() {
   const auto known = {"ASCSIM_HBM_MB",      "ASCSIM_H2D_GBPS",  "ASCSIM_D2H_GBPS",   "ASCSIM_COPY_DELAY_US",
                       "ASCSIM_OP_DELAY_US", "ASCSIM_JITTER_US", "ASCSIM_SEED",       "ASCSIM_RACES",
                       "ASCSIM_RACES_FILE",  "ASCSIM_TRACE_FILE", "ASCSIM_COUNTERS_FILE", "ASCSIM_HOST_ACCESS",
-                      "ASCSIM_BUILD_DIR",   "ASCSIM_LIBRARY"};
+                      "ASCSIM_STRICT_PINNED", "ASCSIM_BUILD_DIR",   "ASCSIM_LIBRARY"};
   for (char **variable = environ; *variable != nullptr; ++variable) {
     if (strncmp(*variable, "ASCSIM_", 7) != 0) continue;
     std::string name(*variable, strcspn(*variable, "="));
@@ -72,6 +72,7 @@ Settings *read_settings() {
   result->op_delay_us = number("ASCSIM_OP_DELAY_US", 0);
   result->seed = number("ASCSIM_SEED", -1);
   result->jitter_us = number("ASCSIM_JITTER_US", 300);
+  result->strict_pinned = number("ASCSIM_STRICT_PINNED", 0);
   result->races = races_setting();
   result->host_access = number("ASCSIM_HOST_ACCESS", 1) != 0;
   result->races_file = text("ASCSIM_RACES_FILE");
@@ -95,7 +96,7 @@ extern "C" __attribute__((visibility("default"))) int ascsim_set(const char *nam
     {"ASCSIM_HBM_MB", &all.hbm_mb},           {"ASCSIM_H2D_GBPS", &all.h2d_gbps},
     {"ASCSIM_D2H_GBPS", &all.d2h_gbps},       {"ASCSIM_COPY_DELAY_US", &all.copy_delay_us},
     {"ASCSIM_OP_DELAY_US", &all.op_delay_us}, {"ASCSIM_JITTER_US", &all.jitter_us},
-    {"ASCSIM_SEED", &all.seed},
+    {"ASCSIM_SEED", &all.seed},               {"ASCSIM_STRICT_PINNED", &all.strict_pinned},
   };
   auto found = numbers.find(name);
   if (found == numbers.end() || !(value >= 0)) return 1;

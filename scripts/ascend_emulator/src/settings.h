@@ -16,6 +16,7 @@ struct Settings {
   std::atomic<double> op_delay_us;    // ASCSIM_OP_DELAY_US: an operator takes at least this
   std::atomic<double> jitter_us;      // ASCSIM_JITTER_US: the most by which work on a stream is delayed, with a seed
   std::atomic<double> seed;           // ASCSIM_SEED: below 0, the schedule isn't random
+  std::atomic<double> strict_pinned;  // ASCSIM_STRICT_PINNED: see [Pinned sources] in races.h
   std::atomic<int> reseeded;          // how often the seed was set
   Races races;                        // ASCSIM_RACES: report (default), raise, off
   bool host_access;                   // ASCSIM_HOST_ACCESS: watch the host's own reads and writes of pinned memory

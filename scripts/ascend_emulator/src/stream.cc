@@ -228,7 +228,13 @@ ACL_EXPORT aclError aclrtLaunchCallback(void (*function)(void *), void *data, in
   Calling call("aclrtLaunchCallback");
   Stream &stream = stream_of(handle);
   call->site->stream = stream.number();
-  stream.push(call.shared(), operator_work([=] { function(data); }));
+  uint64_t tick = races().tick_of(stream.number());
+  stream.push(call.shared(), [=, number = stream.number()](double start) {
+    double begin = now_us();
+    function(data);
+    races().callback_done(number, tick);
+    return start + now_us() - begin;
+  });
   return kSuccess;
 }
 

@@ -122,12 +122,17 @@ def wheel() -> tuple[Path, str]:
     return folder, version
 
 
-def key() -> str:
+def read_sources() -> dict[str, bytes]:
+    """The sources as they are now: what is built is what the key was made of, whatever is edited meanwhile."""
+    return {source.name: source.read_bytes() for source in sorted(SOURCES.iterdir())}
+
+
+def key(sources: dict[str, bytes]) -> str:
     """What a build depends on: the sources, the wheel, the compiler, and what this processor can do."""
     folder, version = wheel()
-    digest = hashlib.sha256()
-    for source in [Path(__file__), *sorted(SOURCES.iterdir())]:
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for name, text in sources.items():
+        digest.update(name.encode() + b"\0" + text + b"\0")
     flags = re.search(r"^flags\s*:.*$", Path("/proc/cpuinfo").read_text(), re.M)
     facts = [version, str(folder), output_of("g++", "--version"), flags.group() if flags else ""]
     digest.update("\0".join(facts).encode())
@@ -227,27 +232,31 @@ def stubs(missing: Iterable[str], operators: set[str]) -> str:
     return "\n".join([*text, ".section .rodata", *names, '.section .note.GNU-stack,"",@progbits', ""])
 
 
-def compile_all(objects: Path, pool: concurrent.futures.Executor) -> list[concurrent.futures.Future[Path]]:
-    """Begin to compile every source file, the largest first."""
+def compile_all(
+    folder: Path, objects: Path, pool: concurrent.futures.Executor
+) -> list[concurrent.futures.Future[Path]]:
+    """Begin to compile every source file of a folder, the largest first."""
 
     def compile_one(source: Path) -> Path:
         made = objects / f"{source.stem}.o"
         call("g++", *COMMON_FLAGS, *OPTIMISED.get(source.name, [QUICK]), "-c", "-o", made, source)
         return made
 
-    sources = sorted(SOURCES.glob("*.cc"), key=lambda f: f.stat().st_size, reverse=True)
+    sources = sorted(folder.glob("*.cc"), key=lambda f: f.stat().st_size, reverse=True)
     return [pool.submit(compile_one, source) for source in sources]
 
 
-def build_into(out: Path) -> None:
+def build_into(out: Path, sources: dict[str, bytes]) -> None:
     """Build everything into an empty folder."""
     folder, _ = wheel()
     root = out / "cann"
-    libraries, objects = root / "lib64", out / "objects"
-    for made in (libraries, objects):
+    libraries, objects, source_folder = root / "lib64", out / "objects", out / "src"
+    for made in (libraries, objects, source_folder):
         made.mkdir(parents=True)
+    for name, text in sources.items():
+        (source_folder / name).write_bytes(text)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiling = compile_all(objects, pool)
+        compiling = compile_all(source_folder, objects, pool)
         wanted = Wanted(folder)
         made_objects = [one.result() for one in compiling]
         defined = {
@@ -315,7 +324,8 @@ def build(out: str | Path | None = None) -> dict[str, str]:
     """
     need_tools()
     folder = Path(out) if out is not None else default_folder()
-    done = folder.resolve() / key()
+    sources = read_sources()
+    done = folder.resolve() / key(sources)
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
@@ -323,7 +333,7 @@ def build(out: str | Path | None = None) -> dict[str, str]:
             if not done.exists():
                 with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as temporary:
                     made = Path(temporary) / "build"
-                    build_into(made)
+                    build_into(made, sources)
                     made.rename(done)
     variables = json.loads((done / "environment.json").read_text())
     result = {name: value.replace("{root}", str(done)) for name, value in variables.items()}

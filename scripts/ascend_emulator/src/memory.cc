@@ -26,6 +26,7 @@ struct Block {
 struct Blocks {
   std::mutex mutex;
   std::map<uintptr_t, Block> all;
+  std::map<void *, size_t> mapped;  // physical pieces, in reserved addresses
 
   const std::pair<const uintptr_t, Block> *find(uintptr_t address) const {
     auto next = all.upper_bound(address);
@@ -229,14 +230,25 @@ ACL_EXPORT aclError aclrtFreePhysical(void *handle) {
   return kSuccess;
 }
 
-ACL_EXPORT aclError aclrtMapMem(void *, size_t bytes, size_t, void *, uint64_t) {
+ACL_EXPORT aclError aclrtMapMem(void *pointer, size_t bytes, size_t, void *, uint64_t) {
   Calling call("aclrtMapMem");
   call->bytes = bytes;
+  std::lock_guard<std::mutex> lock(blocks().mutex);
+  blocks().mapped[pointer] = bytes;
   return kSuccess;
 }
 
-ACL_EXPORT aclError aclrtUnmapMem(void *) {
+ACL_EXPORT aclError aclrtUnmapMem(void *pointer) {
   Calling call("aclrtUnmapMem");
+  call.locate();
+  {
+    std::lock_guard<std::mutex> lock(blocks().mutex);
+    auto found = blocks().mapped.find(pointer);
+    if (found == blocks().mapped.end()) return fail(kInvalidParameter, "aclrtUnmapMem: nothing is mapped at %p", pointer);
+    call->bytes = found->second;
+    blocks().mapped.erase(found);
+  }
+  races().released(call->site, range_of(pointer, call->bytes));
   return kSuccess;
 }
 

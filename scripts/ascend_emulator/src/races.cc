@@ -230,7 +230,7 @@ void RaceChecker::add(const Access &first, const Access &second, Range overlap) 
     ++known->second.times;
     return;
   }
-  found_[key] = {first, second, overlap, 1};
+  found_[key] = {first, second, overlap, is_pinned(overlap), 1};
   order_.push_back(key);
 }
 
@@ -240,7 +240,7 @@ size_t RaceChecker::count() {
 }
 
 std::string RaceChecker::text(const Race &race) const {
-  std::string out = "race on " + std::string(space_of(race.overlap.begin) == Space::kPinned ? "pinned" : "device") +
+  std::string out = "race on " + std::string(race.pinned ? "pinned" : "device") +
                     " memory: " + describe(race.second) + "\n  while nothing orders it after " + describe(race.first);
   if (race.times > 1) out += "\n  " + std::to_string(race.times) + " times";
   return out;
@@ -248,7 +248,7 @@ std::string RaceChecker::text(const Race &race) const {
 
 std::string RaceChecker::json(const Race &race) const {
   return "{\"kind\": " + quoted(std::string(verb(race.second.kind)) + " what another " + verb(race.first.kind)) +
-         ", \"memory\": " + quoted(space_of(race.overlap.begin) == Space::kPinned ? "pinned" : "device") +
+         ", \"memory\": " + quoted(race.pinned ? "pinned" : "device") +
          ", \"first\": " + json_of(race.first) + ", \"second\": " + json_of(race.second) + ", \"overlap\": [" +
          std::to_string(race.overlap.begin) + ", " + std::to_string(race.overlap.end) +
          "], \"times\": " + std::to_string(race.times) + ", \"text\": " + quoted(text(race)) + "}";

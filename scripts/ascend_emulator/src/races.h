@@ -90,6 +90,7 @@ class RaceChecker {
   struct Race {
     Access first, second;
     Range overlap;
+    bool pinned = false;
     int64_t times = 1;
   };
   using Stretches = std::map<uintptr_t, Stretch>;

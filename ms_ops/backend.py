@@ -9,17 +9,19 @@ back end's. What one must promise, and why:
     queued from now on comes after the copy.
 2.  **A transfer is `busy` from its launch until it has ended**: its slot isn't given to another one meanwhile, although
     nobody may need its bytes any more. What a copy reads or writes is held by the back end for so long.
-3.  **A step costs no host synchronisation**, as far as the device can order by itself: the engine may ask for anything
-    but `wait`, `DeviceStorage.checksum` and `close` at any time.
+3.  **A step costs no host synchronisation**, as far as the device can order by itself: only `wait` and
+    `wait_for_readers` may block, and are asked when there is no other way.
 4.  **One call may launch many transfers**, and asks for one event, one wake-up or one wait for all of them.
 5.  **Everything is called with the engine's lock held**, which the back end may give up while it copies or waits;
     `sent` and `arrived` are called with it, on any thread.
 6.  **A failed copy loses nothing.** `sent` and `arrived` are given the error instead of an exception being raised.
-7.  **It costs nothing until it is needed**: no thread, no stream and no memory before the first transfer.
+7.  **Its operators are nobody's**: they are recorded for no gradient and cast by no mixed precision.
+8.  **It costs nothing until it is needed**: no thread, no stream and no memory before the first transfer.
 
 What the two differ in is said by attributes, not asked by the device's name: `frees_in_order`, `copies_by_itself`.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -44,8 +46,15 @@ class DeviceStorage(Protocol):
     def layout_of(self, tensor: Tensor) -> Layout:
         """How a tensor lies in this storage."""
 
-    def tensor(self, layout: Layout) -> Tensor:
-        """A tensor without history over these bytes."""
+    def tensor(self, layout: Layout, piece: Any) -> Tensor:
+        """A tensor without history over these bytes, which are those of the piece."""
+
+
+class Loaded(Protocol):
+    """The bytes of a transfer, on the device again."""
+
+    def tensor(self, layout: Layout, piece: Any) -> Tensor:
+        """A tensor without history over the bytes of a piece of the transfer."""
 
 
 class Piece(Protocol):
@@ -72,9 +81,13 @@ class Transfer(Protocol):
     ready: Any
     """What `BackEnd.ready` gave when its tensors were there."""
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether somebody will read it, as far as is known."""
+
 
 class BackEnd(ABC):
-    """How bytes move. The engine sets `sent` and `arrived` before it launches anything."""
+    """How bytes move. The engine sets `sent`, `arrived` and `failed` before it launches anything."""
 
     tier: Tier
     """Where they wait on host."""
@@ -82,19 +95,26 @@ class BackEnd(ABC):
     """Memory that is dropped is used again by what is queued afterwards, not by what runs now. So a tensor that
     backward has been given needs no room any more, as soon as the next one is asked for; otherwise only when its
     readers have run, which shows when it is collected."""
-    copies_by_itself: bool
-    """Transfers end without being asked; otherwise they end in calls of `wait` and `let`."""
+    ends_by_itself: bool
+    """Transfers end without being asked to; otherwise they end in `advance`, the later the better: what is on its way
+    keeps its memory, but nothing has to wait for it."""
 
     sent: Callable[[Any, BaseException | None, float], None]
     """`sent(transfer, error, begin)`: its bytes are on host; `begin` is when its copy began, by `time.perf_counter`."""
     arrived: Callable[[Any, Any, BaseException | None, float], None]
     """`arrived(transfer, loaded, error, begin)`: its bytes are on the device again, in `loaded`."""
+    failed: Callable[[BaseException], None]
+    """Called with what nobody expects: a bug."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """The engine's, too."""
 
     @abstractmethod
     def storage_of(self, tensor: Tensor) -> Any:
-        """The storage that a tensor lies in; None if it isn't the device's, or its owner has freed it.
+        """The `DeviceStorage` in which a tensor lies; None if it isn't on the device, or its owner has freed it.
 
-        Asking the first tensor of a group may wait until every dispatched operator has been launched, the others don't.
+        Asking the first tensor of a group waits until every dispatched operator has been launched, the others don't.
         """
 
     @abstractmethod
@@ -110,7 +130,7 @@ class BackEnd(ABC):
         """Begin to copy these to their slots."""
 
     @abstractmethod
-    def load(self, transfers: Sequence[Any], urgent: bool) -> None:
+    def load(self, transfers: Sequence[Any], urgent: bool = False) -> None:
         """Begin to copy these back; urgent ones before all others."""
 
     @abstractmethod
@@ -122,21 +142,37 @@ class BackEnd(ABC):
         """Somebody waits for this load: make it the next one."""
 
     @abstractmethod
-    def wait(self, condition: Callable[[], bool], *loads: Any) -> None:
-        """End transfers, or wait for their end, until the condition holds: these loads, otherwise the oldest sends."""
+    def advance(self, condition: Callable[[], bool], *loads: Any) -> None:
+        """End what can be ended without waiting on the host: these loads, then the oldest sends until the condition."""
 
     @abstractmethod
-    def tensor(self, loaded: Any, piece: Any, layout: Layout) -> Tensor:
-        """A tensor over a piece of what has arrived."""
+    def end_unneeded(self) -> bool:
+        """End what can be ended without waiting on the host, and nobody needs any more; whether some is left."""
 
     @abstractmethod
-    def soon(self, function: Callable[[], None]) -> None:
-        """Call this when no transfer is more urgent; asked for again before that, once."""
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Block until the condition holds."""
+
+    @abstractmethod
+    def wait_for_readers(self) -> None:
+        """Block until memory that backward has been given, and has read, is free; where it isn't freed in order."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let whoever blocks in `wait` look at the condition again."""
+
+    @abstractmethod
+    def follow(self, loaded: Any, given_up: Callable[[], None]) -> Any:
+        """Call `given_up()`, on any thread, when the memory of `loaded` is free; as long as the result is held."""
 
     @abstractmethod
     def later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call this in so many seconds; replaces what was to be called before."""
+        """Call this in so many seconds, on any thread; replaces what was to be called before."""
 
     @abstractmethod
     def close(self) -> None:
         """End all of it; called without the lock."""
+
+    @abstractmethod
+    def leave_to_the_parent(self) -> None:
+        """In a forked child: threads and the device are the parent's."""

@@ -20,7 +20,7 @@ from mindspore import Tensor
 
 from ms_ops.ascend import copies, order
 from ms_ops.ascend.pinned import PinnedTier
-from ms_ops.autograd import without_history
+from ms_ops.autograd import without_history, without_precision
 from ms_ops.backend import BackEnd, NotSupported
 from ms_ops.copy_thread import CopyThread
 from ms_ops.storage import Layout
@@ -70,13 +70,30 @@ class _Batch:
         self.begin = time.perf_counter()
 
 
+class _Loaded:
+    """What came back: a tensor of what left, or of uint8."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def tensor(self, layout: Layout, piece: Any) -> Tensor:
+        loaded = self._tensor
+        if layout.strides is None and loaded.shape == layout.shape and loaded.dtype == layout.dtype:
+            return loaded
+        with without_history():
+            flat = loaded if loaded.dtype == ms.uint8 and loaded.ndim == 1 else loaded.view(-1).view(ms.uint8)
+            if piece.nbytes != flat.nbytes:
+                flat = flat[piece.offset : piece.offset + piece.nbytes]
+            return copies.tensor_in(flat, layout, piece.offset)
+
+
 class AscendBackEnd(BackEnd):
     """Copies by the device, one stream per direction.
 
     Args:
         limit: Most bytes of pinned memory.
-        lock: The engine's.
-        failed: Called with what a function that was to be called later has raised.
         verify: Compare what comes back with what left; waits for the device for every transfer.
 
     Raises:
@@ -85,15 +102,14 @@ class AscendBackEnd(BackEnd):
     """
 
     frees_in_order = True
-    copies_by_itself = False
+    ends_by_itself = False
 
-    def __init__(
-        self, limit: int, lock: Any, failed: Callable[[BaseException], None] = lambda error: None, verify: bool = False
-    ) -> None:
+    def __init__(self, limit: int, verify: bool = False) -> None:
+        super().__init__()
         check_runtime()
         self.tier = PinnedTier(limit, self._wait_on_host)
         self._verify = verify
-        self._timer = CopyThread(lock, failed)
+        self._timer = CopyThread(self.lock, lambda error: self.failed(error))
         self._streams: tuple[Any, Any] | None = None
         self._events: deque[Any] = deque()
         """Not in use; filled by finalizers, too."""
@@ -119,7 +135,7 @@ class AscendBackEnd(BackEnd):
         largest = max(_SMALLEST_BATCH, sum(transfer.nbytes for transfer in transfers) // _BATCHES)
         batch: _Batch | None = None
         nbytes = 0
-        with ms.runtime.StreamCtx(to_host), without_history():
+        with ms.runtime.StreamCtx(to_host), without_precision():
             for transfer in transfers:
                 ready = transfer.ready
                 if batch is not None and (nbytes >= largest or ready.owner is not batch.owner):
@@ -149,7 +165,7 @@ class AscendBackEnd(BackEnd):
         order.record_sent(batch.event, to_host)
         self._sends.append(batch)
 
-    def load(self, transfers: Sequence[Any], urgent: bool) -> None:
+    def load(self, transfers: Sequence[Any], urgent: bool = False) -> None:
         to_host, to_device = self._both()
         owner = ms.runtime.current_stream()
         self._owners.add(owner.id)
@@ -185,14 +201,34 @@ class AscendBackEnd(BackEnd):
     def hurry(self, transfer: Any) -> None:
         """Loads run in the order in which they were launched."""
 
-    def wait(self, condition: Callable[[], bool], *loads: Any) -> None:
+    def advance(self, condition: Callable[[], bool], *loads: Any) -> None:
         for transfer in loads:
             self._end_load(transfer)
         while self._sends and not condition():
-            self._end_oldest_send()
+            self._end_send(self._sends.popleft())
 
-    def _end_oldest_send(self) -> None:
-        batch = self._sends.popleft()
+    def end_unneeded(self) -> bool:
+        for batches, end in ((self._sends, self._end_send), (self._loads, self._end_loads)):
+            for batch in list(batches):
+                if not any(transfer.is_needed for transfer in batch.transfers):
+                    batches.remove(batch)
+                    end(batch)
+        return any(not each.is_needed for batch in (*self._sends, *self._loads) for each in batch.transfers)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        if not condition():
+            raise RuntimeError("nothing is on its way that could make true what is waited for")
+
+    def wait_for_readers(self) -> None:
+        """Nothing: memory is freed in order."""
+
+    def wake(self) -> None:
+        """Nothing: nobody blocks."""
+
+    def follow(self, loaded: Any, given_up: Callable[[], None]) -> None:
+        """Nothing: memory is freed in order."""
+
+    def _end_send(self, batch: _Batch) -> None:
         order.wait_until_sent(batch.owner, batch.event)
         self._events.append(batch.event)
         order.let_sources_go(batch)
@@ -202,39 +238,27 @@ class AscendBackEnd(BackEnd):
 
     def _end_load(self, transfer: Any) -> None:
         """The reader waits for this load; those before it have run by then, too."""
-        index = next(
-            (i for i, batch in enumerate(self._loads) if any(each is transfer for each in batch.transfers)), -1
-        )
-        if index < 0:
-            return
-        ended = [self._loads.popleft() for _ in range(index + 1)]
-        streams = {stream.id: stream for stream in (ms.runtime.current_stream(), *(batch.owner for batch in ended))}
+        for index, batch in enumerate(self._loads):
+            if any(each is transfer for each in batch.transfers):
+                self._end_loads(*[self._loads.popleft() for _ in range(index + 1)])
+                return
+
+    def _end_loads(self, *batches: _Batch) -> None:
+        streams = {stream.id: stream for stream in (ms.runtime.current_stream(), *(batch.owner for batch in batches))}
         for stream in streams.values():
-            order.wait_until_loaded(stream, ended[-1].event)
-        for batch in ended:
+            order.wait_until_loaded(stream, batches[-1].event)
+        for batch in batches:
             self._events.append(batch.event)
             order.let_destinations_go(batch)
-            for each, tensor in zip(batch.transfers, batch.loaded, strict=True):
-                order.end_use_of_slot(each)
-                self.arrived(each, tensor, self._compared(each, tensor), batch.begin)
+            for transfer, tensor in zip(batch.transfers, batch.loaded, strict=True):
+                order.end_use_of_slot(transfer)
+                self.arrived(transfer, _Loaded(tensor), self._compared(transfer, tensor), batch.begin)
             batch.loaded.clear()
 
     def _compared(self, transfer: Any, tensor: Tensor) -> BaseException | None:
         if transfer.checksum is None or _checksum_in(tensor, transfer) == transfer.checksum:
             return None
         return OSError("its bytes aren't those that left")
-
-    def tensor(self, loaded: Tensor, piece: Any, layout: Layout) -> Tensor:
-        if layout.strides is None and loaded.shape == layout.shape and loaded.dtype == layout.dtype:
-            return loaded
-        with without_history():
-            flat = loaded if loaded.dtype == ms.uint8 and loaded.ndim == 1 else loaded.view(-1).view(ms.uint8)
-            if piece.nbytes != flat.nbytes:
-                flat = flat[piece.offset : piece.offset + piece.nbytes]
-            return copies.tensor_in(flat, layout, piece.offset)
-
-    def soon(self, function: Callable[[], None]) -> None:
-        function()  # launching costs little, and nobody else does it
 
     def later(self, seconds: float, function: Callable[[], None]) -> None:
         self._timer.later(seconds, function)
@@ -245,6 +269,9 @@ class AscendBackEnd(BackEnd):
         self._sends.clear()
         self._loads.clear()
         self.tier.close()
+
+    def leave_to_the_parent(self) -> None:
+        """Nothing can be given back: the device is the parent's."""
 
     # ---- streams and events
 

@@ -1,9 +1,11 @@
 """Copies between device and pinned memory, and tensors over what lies on the device. Nothing here waits or orders.
 
 Note: [Bytes, not values]
-What goes to host is the whole storage, byte by byte: `UntypedStorage.copy_` takes no notice of type, shape and strides,
-is queued like an operator, and isn't recorded for a gradient. `Tensor.copy_` is as good only where both sides are
-contiguous, of one type and shape; otherwise it makes the host tensor one of the device's, without an error.
+What goes to host is the whole storage, byte by byte, whatever of it a tensor shows. `Tensor.copy_` copies between
+device and host by itself only where both sides are contiguous, of one type and shape; otherwise it goes through the
+device and makes the host tensor one of the device's, without an error. So both sides are made alike here, if need be
+as plain bytes. `UntypedStorage.copy_` would copy bytes, too, but a copy that is queued doesn't hold its source: dropped
+before the copy is launched, its memory is used for something else (the race checker of the emulated device saw it).
 
 Seen in MindSpore 2.10.0: `untyped_storage()` of a tensor that is in use returns at once, that of a new one waits until
 all dispatched operators have been launched, as `set_` does. `x.data` is an alias without history; it waits for nothing.
@@ -26,10 +28,9 @@ _copy = Tensor.copy_
 class DeviceStorage:
     """A storage on the device, held: its memory stays while this object lives. It holds no history."""
 
-    __slots__ = ("_alias", "_layout", "_storage", "address", "nbytes")
+    __slots__ = ("_alias", "_layout", "address", "nbytes")
 
     def __init__(self, storage: Any, tensor: Tensor) -> None:
-        self._storage = storage
         self._alias = tensor.data
         self._layout: Layout | None = None
         self.address: int = storage.data_ptr()
@@ -53,9 +54,9 @@ class DeviceStorage:
             self._layout = _layout(self._alias, self.nbytes)
         return self._layout if layout == self._layout else layout
 
-    def tensor(self, layout: Layout) -> Tensor:
+    def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
         """A tensor without history over these bytes."""
-        if layout == self._layout:
+        if layout is self._layout or layout == self._layout:
             return self._alias
         if layout.strides is not None and layout.dtype == self._alias.dtype and self._alias.ndim:
             return as_strided_op(self._alias, layout.shape, layout.strides, layout.offset)
@@ -70,8 +71,11 @@ class DeviceStorage:
 
     def send(self, slot: PinnedSlot, offset: int) -> None:
         """Queue the copy of all bytes into a slot, on the current stream."""
+        alias = self._alias
         if len(slot.place) == 1:
-            slot.storage_of(offset, self.nbytes).copy_(self._storage, True)
+            if not (alias.nbytes == self.nbytes and alias.is_contiguous()):
+                alias = self._flat()
+            _copy(slot.typed(alias.shape, alias.dtype, offset), alias, non_blocking=True)
             return
         flat, begin = self._flat(), 0
         for part, array in enumerate(slot.place):

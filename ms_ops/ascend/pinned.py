@@ -39,28 +39,19 @@ class PinnedSlot(Slot):
     _tensors: dict[Any, Any] = field(default_factory=dict)
     """Over parts of it, by what they are: a step asks for the same ones as the step before."""
 
-    def storage_of(self, offset: int, nbytes: int) -> Any:
-        """The storage of some bytes of a slot of one part."""
-        key = ("storage", offset, nbytes)
-        found = self._tensors.get(key)
-        if found is None:
-            tensor = over(self.place[0][offset : offset + nbytes])
-            found = self._remember(key, (tensor.untyped_storage(), tensor))
-        return found[0]
-
     def part(self, index: int, nbytes: int) -> Tensor:
         """The first bytes of a part, as a tensor of uint8."""
         key = (index, nbytes)
         found = self._tensors.get(key)
         return found if found is not None else self._remember(key, over(self.place[index][:nbytes]))
 
-    def typed(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
-        """A tensor over the first bytes of a slot of one part."""
-        key = (shape, dtype)
+    def typed(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Tensor:
+        """A tensor over bytes of a slot of one part, from an offset on."""
+        key = (shape, dtype, offset)
         found = self._tensors.get(key)
         if found is None:
             kind = array_type(dtype)
-            array = self.place[0][: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
+            array = self.place[0][offset : offset + math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
             found = self._remember(key, over(array))
         return found
 

@@ -192,6 +192,10 @@ class AscendBackEnd(BackEnd):
         batch.event = self._event()
         order.record_loaded(batch.event, to_device)
         self._loads.append(batch)
+        self._load_recorded(batch, to_device)
+
+    def _load_recorded(self, batch: Batch, to_device: Any) -> None:
+        """Its copies are queued."""
 
     def _pinned(self, transfer: Any) -> PinnedSlot:
         """Where its bytes are copied to and from."""
@@ -262,12 +266,8 @@ class AscendBackEnd(BackEnd):
             order.let_destinations_go(batch)
             for transfer, tensor in zip(batch.transfers, batch.loaded, strict=True):
                 order.end_use_of_slot(transfer)
-                self._has_loaded(transfer)
                 self.arrived(transfer, _Loaded(tensor), self._compared(transfer, tensor), batch.begin)
             batch.loaded.clear()
-
-    def _has_loaded(self, transfer: Any) -> None:
-        """Its load has ended."""
 
     def _compared(self, transfer: Any, tensor: Tensor) -> BaseException | None:
         if transfer.checksum is None or _checksum_in(tensor, transfer) == transfer.checksum:

@@ -91,7 +91,9 @@ class AscendFileBackEnd(AscendBackEnd):
             some.append(self._queued.popleft())
         if some:
             super().send(some)
-        elif self._queued and not self._writes and not self._loads:  # no room will be given back
+        elif (
+            self._queued and not self._writes and not any(staged.is_loading for staged in self._staged.values())
+        ):  # no room will be given back
             transfer = self._queued.popleft()
             self.sent(transfer, self._no_room(transfer), time.perf_counter())
 
@@ -124,10 +126,9 @@ class AscendFileBackEnd(AscendBackEnd):
         if not staged.forgotten:
             slot, parts = transfer.slot, _parts(staged.slot, transfer.span)
             staged.jobs += 1
+            self._until(order.is_sent, staged.event)
             self.lock.release()
             try:
-                while not order.is_sent(staged.event):
-                    time.sleep(_ASKS_AGAIN)
                 self._file.write(slot, [part.data for part in parts])
             except BaseException as caught:  # nothing is lost: the bytes stay in pinned memory
                 error = caught
@@ -232,10 +233,30 @@ class AscendFileBackEnd(AscendBackEnd):
         self._launch_what_was_read()
         return super().end_unneeded()
 
-    def _has_loaded(self, transfer: Any) -> None:
-        staged = self._staged[id(transfer)]
+    def _load_recorded(self, batch: Batch, to_device: Any) -> None:
+        event = self._event()
+        order.record_loaded(event, to_device)
+        for transfer in batch.transfers:
+            self._staged[id(transfer)].event = event
+            self._files.submit((transfer, self._staged[id(transfer)]), self._has_been_read)
+        self._files.submit(event, self._events.append)
+
+    def _has_been_read(self, loaded: tuple[Any, _Staged]) -> None:
+        """On the copy thread: the next user of the block may be this thread, which no stream holds back."""
+        transfer, staged = loaded
+        self._until(order.is_loaded, staged.event)
         staged.is_loading = False
         self._let_go(transfer, staged)
+        self._changed.notify_all()
+
+    def _until(self, has_run: Callable[[Any], bool], event: Any) -> None:
+        """On the copy thread, without the lock: ask until it is so."""
+        self.lock.release()
+        try:
+            while not has_run(event):
+                time.sleep(_ASKS_AGAIN)
+        finally:
+            self.lock.acquire()
 
     def take_back(self, transfer: Any) -> bool:
         for queue in (self._queued, self._starved):

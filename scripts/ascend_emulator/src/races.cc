@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "host_access.h"
 #include "memory.h"
 #include "settings.h"
 
@@ -48,6 +49,8 @@ std::string json_of(const Access &access) {
          ", \"range\": [" + std::to_string(access.range.begin) + ", " + std::to_string(access.range.end) + "]}";
 }
 
+bool is_pinned(Range range) { return range.begin < range.end && space_of(range.begin) == Space::kPinned; }
+
 bool watched(Range range) { return range.begin < range.end && space_of(range.begin) != Space::kPageable; }
 
 }  // namespace
@@ -81,14 +84,23 @@ void RaceChecker::host_joins(const Clock &other) {
   if (!on_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   clock(kHost).join(other);
+  open_to_host(clock(kHost));
 }
 
 void RaceChecker::stream_access(int stream, const SitePtr &site, const std::vector<Range> &reads,
                                 const std::vector<Range> &writes) {
   if (!on_) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  clock(timeline_of(stream)).join(clock(kHost));
-  access(timeline_of(stream), site, reads, writes);
+  size_t timeline = timeline_of(stream);
+  clock(timeline).join(clock(kHost));
+  access(timeline, site, reads, writes);
+  uint64_t tick = clock(timeline).at(timeline);
+  for (Range range : reads) {
+    if (is_pinned(range)) close_to_host(range, false, timeline, tick);
+  }
+  for (Range range : writes) {
+    if (is_pinned(range)) close_to_host(range, true, timeline, tick);
+  }
 }
 
 void RaceChecker::host_access(const SitePtr &site, const std::vector<Range> &reads, const std::vector<Range> &writes) {
@@ -174,6 +186,7 @@ void RaceChecker::released(const SitePtr &site, Range range) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t tick = clock(kHost).tick(kHost);
   write({kHost, tick, AccessKind::kFree, site, range}, clock(kHost));
+  forget_closed(range);
 }
 
 bool RaceChecker::host_touch(uintptr_t address, bool is_write, const SitePtr &site) {

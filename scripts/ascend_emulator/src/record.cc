@@ -148,7 +148,7 @@ struct Python {
   }
 };
 
-// The innermost line of Python outside MindSpore, if this thread is running Python just now. MindSpore dispatches most
+// The innermost line of Python outside MindSpore and numpy, if this thread is running Python just now. MindSpore dispatches most
 // operators from threads of its own, which know no line.
 std::string python_site() {
   static const Python python;
@@ -162,7 +162,7 @@ std::string python_site() {
     std::string place = file + ":" + std::to_string(python.line_of(frame)) + " in " + python.string_of(code, "co_name");
     python.release(code);
     if (first.empty()) first = place;
-    bool outside = file.find("/mindspore/") == std::string::npos;
+    bool outside = file.find("/mindspore/") == std::string::npos && file.find("/numpy/") == std::string::npos;
     void *back = outside ? nullptr : python.back_of(frame);
     if (owned != nullptr) python.release(owned);
     owned = back;

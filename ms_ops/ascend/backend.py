@@ -111,6 +111,7 @@ class AscendBackEnd(BackEnd):
         self._verify = verify
         self._timer = CopyThread(self.lock, lambda error: self.failed(error))
         self._streams: tuple[Any, Any] | None = None
+        self.events_made = 0
         self._events: deque[Any] = deque()
         """Not in use; filled by finalizers, too."""
         self._sends: deque[Batch] = deque()
@@ -298,6 +299,7 @@ class AscendBackEnd(BackEnd):
         try:
             return self._events.popleft()
         except IndexError:
+            self.events_made += 1
             return ms.runtime.Event()
 
     def _order_directions(self, later: Any, earlier: Any) -> None:

@@ -24,7 +24,7 @@ from mindspore import Tensor, mint
 from ms_ops.host import SLOT_ALIGNMENT, Slot, Tier, TierFull, slot_bytes
 from ms_ops.memory import container_bytes
 from ms_ops.storage import array_type
-from ms_ops.tensors import over
+from ms_ops.tensors import address_of, over
 
 CHUNK_BYTES = 256 * 2**20
 _GROWTH = 10
@@ -66,8 +66,11 @@ class _Chunk:
     """A block of pinned memory."""
 
     def __init__(self, nbytes: int) -> None:
-        self._tensor = mint.empty((nbytes,), dtype=ms.uint8, device="CPU", pin_memory=True)
-        self.array = self._tensor.asnumpy()
+        # slots begin on pages: those of one are no other's, for files and for whoever watches over pages
+        self._tensor = mint.empty((nbytes + SLOT_ALIGNMENT,), dtype=ms.uint8, device="CPU", pin_memory=True)
+        array = self._tensor.asnumpy()
+        begin = -address_of(array) % SLOT_ALIGNMENT
+        self.array = array[begin : begin + nbytes]
         self.nbytes = nbytes
         self.given = 0
 

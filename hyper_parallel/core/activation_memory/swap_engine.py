@@ -317,6 +317,7 @@ class SwapEngine:
                 self._loads.cancel(entry)
             self.ledger.move("host", -entry.nbytes)
         entry.move(SwapState.RELEASED)
+        entry.ready = None
         if not entry.busy:
             self._offloads.free_slot(entry)
         elif not self.back_end.ends_by_itself:

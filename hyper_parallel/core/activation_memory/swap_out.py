@@ -219,6 +219,7 @@ class Offloads:
             self._troubled(entry, error)
         else:
             entry.move(SwapState.ON_HOST)
+            entry.ready = None
             self._ledger.count(entry.group.path, "offloaded_bytes", entry.nbytes)
             self._ledger.move("host", entry.nbytes)
             self._on_host(entry)

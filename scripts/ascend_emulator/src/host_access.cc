@@ -131,6 +131,11 @@ void open_to_host(const Clock &host) {
   open_pages([&](const Closed &one) { return one.tick <= host.at(one.timeline); });
 }
 
+void open_read(const Clock &released) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  open_pages([&](const Closed &one) { return !one.written && one.tick <= released.at(one.timeline); });
+}
+
 void forget_closed(Range block) {
   std::lock_guard<std::mutex> lock(table().mutex);
   open_pages([&](const Closed &one) { return one.overlaps(block); });

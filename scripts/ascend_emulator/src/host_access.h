@@ -17,6 +17,8 @@ class Clock;
 void close_to_host(Range range, bool written, size_t timeline, uint64_t tick);
 // Opens what the host is ordered after by now.
 void open_to_host(const Clock &host);
+// Opens what is closed for a read that has ended, see [Pinned sources].
+void open_read(const Clock &released);
 // Forgets a block that is freed.
 void forget_closed(Range block);
 

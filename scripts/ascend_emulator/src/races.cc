@@ -87,6 +87,18 @@ void RaceChecker::host_joins(const Clock &other) {
   open_to_host(clock(kHost));
 }
 
+uint64_t RaceChecker::tick_of(int stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return clock(timeline_of(stream)).at(timeline_of(stream));
+}
+
+void RaceChecker::callback_done(int stream, uint64_t tick) {
+  if (!on_ || settings().strict_pinned > 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  released_.reach(timeline_of(stream), tick);
+  open_read(released_);
+}
+
 void RaceChecker::stream_access(int stream, const SitePtr &site, const std::vector<Range> &reads,
                                 const std::vector<Range> &writes) {
   if (!on_) return;
@@ -150,6 +162,7 @@ void RaceChecker::fill(Range range) {
 
 void RaceChecker::check(const Access &earlier, const Access &later, const Clock &now, Range overlap) {
   if (earlier.tick == 0 || earlier.before(now)) return;
+  if (earlier.kind == AccessKind::kRead && earlier.before(released_) && is_pinned(earlier.range)) return;
   add(earlier, later, overlap);
 }
 
@@ -241,6 +254,23 @@ std::string RaceChecker::json(const Race &race) const {
          "], \"times\": " + std::to_string(race.times) + ", \"text\": " + quoted(text(race)) + "}";
 }
 
+std::string RaceChecker::json_of_all() const {
+  std::string out = "[";
+  for (auto &key : order_) out += (out.size() > 1 ? ",\n " : "") + json(found_.at(key));
+  return out + "]";
+}
+
+std::string RaceChecker::json() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return json_of_all();
+}
+
+void RaceChecker::forget() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  found_.clear();
+  order_.clear();
+}
+
 void RaceChecker::report_at_end() {
   if (!on_) return;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -252,9 +282,7 @@ void RaceChecker::report_at_end() {
       fflush(stderr);
       _exit(2);
     }
-    fprintf(file, "[");
-    for (size_t i = 0; i < order_.size(); ++i) fprintf(file, "%s%s", i > 0 ? ",\n " : "", json(found_[order_[i]]).c_str());
-    fprintf(file, "]\n");
+    fprintf(file, "%s\n", json_of_all().c_str());
     fclose(file);
   }
   if (order_.empty()) return;

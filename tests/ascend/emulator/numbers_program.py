@@ -2,9 +2,8 @@
 
 import sys
 
-import numpy as np
-
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 DEVICE, OUT = sys.argv[1:3]
@@ -135,29 +134,70 @@ def operators() -> None:
     x, y, positive = draw(4, 6), draw(4, 6), draw(4, 6).abs() + 0.1
     square = draw(6, 6)
     cases = {
-        "add": lambda: x + y, "add_number": lambda: x + 2, "sub": lambda: 3 - x, "mul": lambda: x * y, "div": lambda: x / positive,
-        "floor_div": lambda: x // 2, "pow": lambda: positive**y, "neg": lambda: -x, "abs": lambda: x.abs(),
-        "exp": lambda: x.exp(), "log": lambda: positive.log(), "sqrt": lambda: positive.sqrt(), "rsqrt": lambda: positive.rsqrt(),
-        "sin": lambda: x.sin(), "cos": lambda: x.cos(), "tanh": lambda: x.tanh(), "erf": lambda: ops.erf(x),
-        "sigmoid": lambda: ops.sigmoid(x), "silu": lambda: ops.silu(x), "gelu": lambda: ops.gelu(x, "none"),
-        "gelu_tanh": lambda: ops.gelu(x, "tanh"), "relu": lambda: ops.relu(x), "square": lambda: ops.square(x),
-        "maximum": lambda: ops.maximum(x, y), "clamp": lambda: ops.clamp(x, -0.5, 0.5), "where": lambda: ops.where(x > 0, x, y),
-        "greater": lambda: x > y, "equal": lambda: x == x, "not": lambda: ops.logical_not(x > 0), "cast": lambda: x.astype(ms.float16),
+        "add": lambda: x + y,
+        "add_number": lambda: x + 2,
+        "sub": lambda: 3 - x,
+        "mul": lambda: x * y,
+        "div": lambda: x / positive,
+        "floor_div": lambda: x // 2,
+        "pow": lambda: positive**y,
+        "neg": lambda: -x,
+        "abs": lambda: x.abs(),
+        "exp": lambda: x.exp(),
+        "log": lambda: positive.log(),
+        "sqrt": lambda: positive.sqrt(),
+        "rsqrt": lambda: positive.rsqrt(),
+        "sin": lambda: x.sin(),
+        "cos": lambda: x.cos(),
+        "tanh": lambda: x.tanh(),
+        "erf": lambda: ops.erf(x),
+        "sigmoid": lambda: ops.sigmoid(x),
+        "silu": lambda: ops.silu(x),
+        "gelu": lambda: ops.gelu(x, "none"),
+        "gelu_tanh": lambda: ops.gelu(x, "tanh"),
+        "relu": lambda: ops.relu(x),
+        "square": lambda: ops.square(x),
+        "maximum": lambda: ops.maximum(x, y),
+        "clamp": lambda: ops.clamp(x, -0.5, 0.5),
+        "where": lambda: ops.where(x > 0, x, y),
+        "greater": lambda: x > y,
+        "equal": lambda: x == x,
+        "not": lambda: ops.logical_not(x > 0),
+        "cast": lambda: x.astype(ms.float16),
         "half_bits": lambda: (x.astype(ms.float16) + y.astype(ms.float16)).astype(ms.float32),
-        "sum": lambda: x.sum(), "sum_axis": lambda: x.sum(0), "mean": lambda: x.mean(1), "max": lambda: x.max(), "var": lambda: x.var(),
-        "argmax": lambda: x.argmax(1), "norm": lambda: ops.norm(x),
-        "softmax": lambda: ops.softmax(x, 0), "log_softmax": lambda: ops.log_softmax(x), "all": lambda: ops.isfinite(x).all(),
-        "matmul": lambda: ops.matmul(x, square), "batched": lambda: ops.bmm(draw(3, 4, 5), draw(3, 5, 2)),
-        "broadcast": lambda: ops.matmul(draw(2, 1, 4, 5), draw(3, 5, 2)), "transposed": lambda: ops.matmul(x.T, y),
-        "vector": lambda: ops.matmul(x, square[0]), "big": lambda: ops.matmul(draw(70, 150), draw(150, 90)),
-        "concat": lambda: ops.concat([x, y], 1), "stack": lambda: ops.stack([x, y], 1), "slice": lambda: x[1:3, ::2],
-        "split": lambda: ops.split(x, 3, axis=1), "transpose": lambda: x.T.contiguous(), "tile": lambda: ops.tile(x, (2, 3)),
-        "tril": lambda: ops.tril(square), "triu": lambda: ops.triu(square, 1), "arange": lambda: ops.arange(2, 9, 2),
-        "gather": lambda: ops.gather(x, Tensor([0, 2, 2]), 1), "gather_elements": lambda: ops.gather_elements(x, 1, whole(6, 4, 3)),
-        "one_hot": lambda: ops.one_hot(Tensor([1, 3]), 4, Tensor(1.0), Tensor(0.0)), "broadcast_to": lambda: ops.broadcast_to(x, (3, 4, 6)),
-        "ones": lambda: ops.ones_like(x), "full": lambda: ops.full((2, 3), 2.5),
+        "sum": lambda: x.sum(),
+        "sum_axis": lambda: x.sum(0),
+        "mean": lambda: x.mean(1),
+        "max": lambda: x.max(),
+        "var": lambda: x.var(),
+        "argmax": lambda: x.argmax(1),
+        "norm": lambda: ops.norm(x),
+        "softmax": lambda: ops.softmax(x, 0),
+        "log_softmax": lambda: ops.log_softmax(x),
+        "all": lambda: ops.isfinite(x).all(),
+        "matmul": lambda: ops.matmul(x, square),
+        "batched": lambda: ops.bmm(draw(3, 4, 5), draw(3, 5, 2)),
+        "broadcast": lambda: ops.matmul(draw(2, 1, 4, 5), draw(3, 5, 2)),
+        "transposed": lambda: ops.matmul(x.T, y),
+        "vector": lambda: ops.matmul(x, square[0]),
+        "big": lambda: ops.matmul(draw(70, 150), draw(150, 90)),
+        "concat": lambda: ops.concat([x, y], 1),
+        "stack": lambda: ops.stack([x, y], 1),
+        "slice": lambda: x[1:3, ::2],
+        "split": lambda: ops.split(x, 3, axis=1),
+        "transpose": lambda: x.T.contiguous(),
+        "tile": lambda: ops.tile(x, (2, 3)),
+        "tril": lambda: ops.tril(square),
+        "triu": lambda: ops.triu(square, 1),
+        "arange": lambda: ops.arange(2, 9, 2),
+        "gather": lambda: ops.gather(x, Tensor([0, 2, 2]), 1),
+        "gather_elements": lambda: ops.gather_elements(x, 1, whole(6, 4, 3)),
+        "one_hot": lambda: ops.one_hot(Tensor([1, 3]), 4, Tensor(1.0), Tensor(0.0)),
+        "broadcast_to": lambda: ops.broadcast_to(x, (3, 4, 6)),
+        "ones": lambda: ops.ones_like(x),
+        "full": lambda: ops.full((2, 3), 2.5),
         "clip_norm": lambda: ops.clip_by_global_norm((x, square), 1.0),
-    }  # fmt: skip
+    }
     for name, case in cases.items():
         keep(f"op.{name}", case())
     variable = Parameter(x.copy())

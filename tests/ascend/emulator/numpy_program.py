@@ -1,10 +1,9 @@
 """Operators of the emulated device that MindSpore's CPU back end lacks, against numpy."""
 
-import numpy as np
-
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.mint.nn import functional as F  # noqa: N812
+from mindspore.mint.nn import functional as F
 
 ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
 random = np.random.RandomState(5)
@@ -77,10 +76,14 @@ def pooled(x: np.ndarray, how) -> np.ndarray:
 
 def nets() -> None:
     gamma, weight = draw(6), draw(4, 2, 3, 3)
-    check_with_gradient("rms_norm", lambda t: ops.rms_norm(t, Tensor(gamma), 1e-6)[0], lambda x: rms(x, gamma), draw(3, 6))
+    check_with_gradient(
+        "rms_norm", lambda t: ops.rms_norm(t, Tensor(gamma), 1e-6)[0], lambda x: rms(x, gamma), draw(3, 6)
+    )
     check_with_gradient("swiglu", lambda t: ops.swiglu(t, -1), swiglu, draw(3, 6))
     image = draw(2, 2, 4, 4)
-    check_with_gradient("conv2d", lambda t: F.conv2d(t, Tensor(weight), padding=1), lambda x: convolve(x, weight), image)
+    check_with_gradient(
+        "conv2d", lambda t: F.conv2d(t, Tensor(weight), padding=1), lambda x: convolve(x, weight), image
+    )
     expected = slope(lambda w: convolve(image, w), weight, np.ones((2, 4, 4, 4)))
     got = ms.grad(lambda w: F.conv2d(Tensor(image), w, padding=1).sum())(Tensor(weight)).asnumpy()
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
@@ -101,7 +104,9 @@ def along_an_axis() -> None:
     x, y = draw(4, 5), draw(4, 5)
     same(mint.cumsum(Tensor(x), 1), x.cumsum(1), "cumsum")
     same(F.mse_loss(Tensor(x), Tensor(y)), ((x - y) ** 2).mean(), "mse_loss")
-    check_with_gradient("log_softmax", lambda t: F.log_softmax(t, 1), lambda x: x - np.log(np.exp(x).sum(1, keepdims=True)), x)
+    check_with_gradient(
+        "log_softmax", lambda t: F.log_softmax(t, 1), lambda x: x - np.log(np.exp(x).sum(1, keepdims=True)), x
+    )
     check_with_gradient("layer_norm", lambda t: F.layer_norm(t, (5,)), lambda x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5), x)  # fmt: skip  # noqa: E501
     target = np.array([1, 0, 4, 2])
     losses = lambda x: (np.log(np.exp(x).sum(1)) - x[np.arange(4), target]).mean()  # noqa: E731

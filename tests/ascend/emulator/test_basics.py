@@ -1,5 +1,10 @@
 """A program runs on the emulated device, and what it did can be read."""
 
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[3] / "docs" / "ascend_emulator.md"
+
 
 def test_a_program_trains_a_step(emulated):
     done = emulated(
@@ -21,3 +26,16 @@ def test_a_program_trains_a_step(emulated):
     assert shapes == [[16, 8], [16], [4, 16], [4]]
     assert done.counters["calls"]["aclnnAddmm"] == 2
     assert [call["name"] for call in done.trace].count("aclnnAddmm") == 2
+
+
+def test_the_example_of_the_page_runs(emulated):
+    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
+    assert emulated(example).check().stdout.endswith("[]\n")
+
+
+def test_every_counter_is_on_the_page(emulated):
+    counters = emulated("import ascsim\nascsim.mark('begin')\n").check().counters
+    for name in counters:
+        assert name in PAGE.read_text("utf-8") or name.replace("d2h", "h2d").replace("_bytes", "") in PAGE.read_text(
+            "utf-8"
+        )

@@ -52,7 +52,7 @@ def test_every_number_belongs_to_a_group(both):
 
 
 def test_operators_that_the_cpu_lacks(emulated):
-    """Against numpy: AdamW in one operator, RMS norm, SwiGLU, mint's convolution and pooling, losses, sums along an axis."""
+    """Against numpy: AdamW in one operator, RMS norm, SwiGLU, mint's convolution, pooling, losses, sums."""
     emulated(Path(__file__).with_name("numpy_program.py")).check()
 
 

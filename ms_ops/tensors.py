@@ -14,6 +14,8 @@ from ms_ops.autograd import without_history
 # what is used here is MindSpore's own, before `ms_ops.writes` wraps it for everybody else
 _set_data = Parameter.set_data
 _as_array, _from_array = Tensor.asnumpy, Tensor.from_numpy
+copy_into = Tensor.copy_
+"""`copy_into(target, source, non_blocking=...)`: nobody hears of it as of a write of the user's."""
 set_storage = Tensor.set_
 """`set_storage(tensor, source, offset, shape, strides)`: let a tensor lie in the storage of `source`."""
 

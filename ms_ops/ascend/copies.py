@@ -20,9 +20,7 @@ from mindspore.ops.auto_generate.gen_ops_prim import as_strided_op
 
 from ms_ops.ascend.pinned import PinnedSlot
 from ms_ops.storage import Layout, array_type
-
-_copy = Tensor.copy_
-"""MindSpore's own, before `ms_ops.writes` wraps it for everybody else."""
+from ms_ops.tensors import copy_into, view_of
 
 
 class DeviceStorage:
@@ -75,12 +73,12 @@ class DeviceStorage:
         if len(slot.place) == 1:
             if not (alias.nbytes == self.nbytes and alias.is_contiguous()):
                 alias = self._flat()
-            _copy(slot.typed(alias.shape, alias.dtype, offset), alias, non_blocking=True)
+            copy_into(slot.typed(alias.shape, alias.dtype, offset), alias, non_blocking=True)
             return
         flat, begin = self._flat(), 0
         for part, array in enumerate(slot.place):
             end = min(begin + array.nbytes, self.nbytes)
-            _copy(slot.part(part, end - begin), flat[begin:end], non_blocking=True)
+            copy_into(slot.part(part, end - begin), flat[begin:end], non_blocking=True)
             begin = end
 
     def checksum(self, before: int = 0) -> int:
@@ -116,12 +114,12 @@ def allocate_bytes(nbytes: int) -> Tensor:
 def load(target: Tensor, slot: PinnedSlot) -> None:
     """Queue the copy of a slot's bytes into a new tensor on the device, on the current stream."""
     if len(slot.place) == 1:
-        _copy(target, slot.typed(target.shape, target.dtype), non_blocking=True)
+        copy_into(target, slot.typed(target.shape, target.dtype), non_blocking=True)
         return
     begin, nbytes = 0, target.nbytes
     for part, array in enumerate(slot.place):
         end = min(begin + array.nbytes, nbytes)
-        _copy(target[begin:end], slot.part(part, end - begin), non_blocking=True)
+        copy_into(target[begin:end], slot.part(part, end - begin), non_blocking=True)
         begin = end
 
 
@@ -142,7 +140,4 @@ def tensor_in(flat: Tensor, layout: Layout, begin: int = 0) -> Tensor:
 
 def checksum(tensor: Tensor, before: int = 0) -> int:
     """A CRC-32 of a contiguous tensor's bytes, that of what comes before them given. Waits for the device."""
-    return zlib.crc32(_as_array(tensor).tobytes(), before)
-
-
-_as_array = Tensor.asnumpy
+    return zlib.crc32(view_of(tensor).tobytes(), before)

@@ -24,7 +24,7 @@ from mindspore import Tensor, mint
 from ms_ops.host import SLOT_ALIGNMENT, Slot, Tier, TierFull, slot_bytes
 from ms_ops.memory import container_bytes
 from ms_ops.storage import array_type
-from ms_ops.tensors import address_of, over
+from ms_ops.tensors import address_of, over, view_of
 
 CHUNK_BYTES = 256 * 2**20
 _GROWTH = 10
@@ -68,7 +68,7 @@ class _Chunk:
     def __init__(self, nbytes: int) -> None:
         # slots begin on pages: those of one are no other's, for files and for whoever watches over pages
         self._tensor = mint.empty((nbytes + SLOT_ALIGNMENT,), dtype=ms.uint8, device="CPU", pin_memory=True)
-        array = self._tensor.asnumpy()
+        array = view_of(self._tensor)
         begin = -address_of(array) % SLOT_ALIGNMENT
         self.array = array[begin : begin + nbytes]
         self.nbytes = nbytes

@@ -19,6 +19,6 @@ def test_the_example_runs() -> None:
 
 def test_every_file_that_it_names_is_there() -> None:
     root = Path(__file__).parents[2]
-    names = [name for name in re.findall(r"`((?:ms_ops|tests)/[\w/.]+)`", TEXT)]
+    names = re.findall(r"`((?:ms_ops|tests)/[\w/.]+)`", TEXT)
     assert names
     assert all((root / name).exists() for name in names)

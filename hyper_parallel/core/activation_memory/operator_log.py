@@ -10,6 +10,7 @@ from typing import Any
 from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import call_site
+from hyper_parallel.core.activation_memory.scopes import unseen
 from hyper_parallel.core.errors import ReplayMismatchError
 from ms_ops.dispatch import MATRIX_PRODUCTS, NO_ANSWER, REPLACEABLE, meaningful
 from ms_ops.tensors import checksum, untouched
@@ -221,7 +222,10 @@ class LogReader:
         if name not in REPLACEABLE or not self._needed <= self._next < len(self._entries):
             return None
         expected, _, results, *_ = self._entries[self._next]
-        return untouched(*results) if expected == name and isinstance(results, tuple) else None
+        if expected != name or not isinstance(results, tuple):
+            return None
+        with unseen():
+            return untouched(*results)
 
     def finish(self) -> None:
         """Check that the replay ran all that the forward ran."""

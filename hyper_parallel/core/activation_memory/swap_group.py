@@ -25,7 +25,7 @@ from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import PolicyError, ReplayMismatchError
 from ms_ops.autograd import alias, comes_from_a_parameter, is_parameter
 from ms_ops.catalogue import VIEWS
-from ms_ops.storage import Layout, tensor_over
+from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
 
 _VIEWS_AND_CASTS = VIEWS | {"Cast"}
@@ -56,10 +56,10 @@ class SwapHandle:
         found = group.engine.fetch(self)
         if isinstance(found, Tensor):
             return found
-        if self.layout.strides is None:
-            return tensor_over(found, self.layout)
+        if self.layout.strides is None and not group.is_smoothed:
+            return found.tensor(self.layout, self.piece)
         with unseen():
-            return tensor_over(found, self.layout)
+            return found.tensor(self.layout, self.piece)
 
     def wrote(self, written: Written) -> bool:
         """A tensor is about to be written; whether it is this one."""
@@ -123,6 +123,10 @@ class SwapGroup(Watched):
         self._written: dict[int, str] = {}
         """Why a handle can't be read any more, by its id: its tensor was written."""
         self._min_bytes = engine.settings.min_bytes
+        self.is_smoothed = not engine.back_end.ends_by_itself
+        """Whether what is on its way makes room for what is saved meanwhile, see `SwapEngine.saves`."""
+        self.saved = 0
+        """Bytes, however often each was saved."""
 
     @property
     def is_manual(self) -> bool:
@@ -163,6 +167,8 @@ class SwapGroup(Watched):
         if nbytes < self._min_bytes or not nbytes:
             self.left["small_bytes"] += nbytes
             return Kept(tensor)
+        if self.is_smoothed:
+            self.engine.saves(self, nbytes)
         handle = SwapHandle(self, tensor)
         self._handles.append(weakref.ref(handle))
         return handle

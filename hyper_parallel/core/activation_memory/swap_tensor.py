@@ -14,12 +14,9 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from mindspore import Tensor
-
 from hyper_parallel.core.errors import SwapStateError
 from ms_ops.host import Slot
-from ms_ops.storage import Layout, Storage
+from ms_ops.storage import Layout
 
 
 class SwapState(enum.Enum):
@@ -61,8 +58,8 @@ class Piece:
 
     __slots__ = ("address", "holders", "layout", "nbytes", "offset", "storage")
 
-    def __init__(self, storage: Storage, layout: Layout, holders: list[Callable[[], Any]] | None) -> None:
-        self.storage: Storage | None = storage
+    def __init__(self, storage: Any, layout: Layout, holders: list[Callable[[], Any]] | None) -> None:
+        self.storage: Any = storage
         """The bytes on the device, while they are there."""
         self.address = storage.address
         """Where they began, while they were there."""
@@ -86,7 +83,6 @@ class SwapTensor:
     __slots__ = (
         "_holders",
         "begins_waited",
-        "buffer",
         "busy",
         "checksum",
         "error",
@@ -94,13 +90,16 @@ class SwapTensor:
         "group",
         "handles",
         "is_wanted",
+        "loaded",
         "nbytes",
         "pieces",
+        "readers",
+        "ready",
         "slot",
         "span",
         "state",
         "stays",
-        "tensor",
+        "unread",
         "was_read",
         "why_released",
     )
@@ -124,20 +123,29 @@ class SwapTensor:
         """On the device: backward has read it there already, or the host has no room."""
         self.slot: Slot | None = None
         self.handles = 0
-        self.buffer: np.ndarray | None = None
+        self.ready: Any = None
+        """When its tensors were there, for the back end."""
+        self.loaded: Any = None
         """The bytes, on the device again."""
-        self.tensor: Tensor | None = None
-        """The tensor over them, if it is all of the transfer."""
+        self.readers: set[int] | None = None
+        """Which handles have read it since; see Note: [Handed over]."""
+        self.unread = 0
+        """How many haven't."""
         self.is_wanted = False
         """The user has asked for it: it isn't given up for something else, until backward has read it."""
         self.was_read = False
         """Backward has read it, since it was loaded if it was."""
         self.busy = False
-        """A copy thread works on it: the slot stays taken until it is done."""
+        """A copy is in flight: the slot stays taken until it has ended."""
         self.checksum: int | None = None
         """Of what left, if it is to be compared with what comes back."""
         self.error: BaseException | None = None
         self.why_released = "nobody held it any more"
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether somebody will read it, as far as is known."""
+        return self.state is not SwapState.RELEASED
 
     @property
     def label(self) -> str:

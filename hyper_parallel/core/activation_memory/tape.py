@@ -13,7 +13,7 @@ from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory.dropout import PackedDropout
 from hyper_parallel.core.activation_memory.operator_log import REMEDY, OperatorLog
-from hyper_parallel.core.activation_memory.scopes import Kept
+from hyper_parallel.core.activation_memory.scopes import Kept, unseen
 from hyper_parallel.core.activation_memory.trees import map_leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
@@ -45,11 +45,11 @@ class _Saved:
 
     def leave_out(self) -> None:
         """Nobody reads the values: shape and dtype are enough."""
-        if (
-            isinstance(self.tensor, Tensor)
-            and (stand_in := untouched(self.tensor.shape, self.tensor.dtype)) is not None
-        ):
-            self.tensor = stand_in
+        if isinstance(self.tensor, Tensor):
+            with unseen():
+                stand_in = untouched(self.tensor.shape, self.tensor.dtype)
+            if stand_in is not None:
+                self.tensor = stand_in
 
     def rescue(self, written: Written) -> None:
         """The region itself is about to write what may be this tensor: keep a copy."""

@@ -1,0 +1,187 @@
+// Events: marks on a stream that another stream, or the host, waits for.
+//
+// Note: [Two kinds of events]
+// An event of aclrtCreateEventExWithFlag (MindSpore's runtime.Event) is what CUDA has: a wait means the last record before
+// it, and an event that was never recorded makes nobody wait. An event of aclrtCreateEventWithFlag (MindSpore's own, in
+// its memory pools) is a flag: a wait means the record since the last reset, or the next one if there is none yet.
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "races.h"
+#include "stream.h"
+
+namespace ascsim {
+namespace {
+
+struct State {
+  const bool is_flag;
+  const int64_t number;
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0, reached = 0;  // how many records were asked for, and how many the streams have come to
+  bool armed = false;                  // of a flag: recorded since the last reset
+  double time = 0;
+  std::map<uint64_t, Clock> clocks;    // of the last records
+
+  State(bool flag, int64_t count) : is_flag(flag), number(count) {}
+
+  // The record that a wait from now on is for; 0: none.
+  uint64_t target() const {
+    if (is_flag) return armed ? recorded : recorded + 1;
+    return recorded;
+  }
+  Clock clock(uint64_t record) const {
+    auto found = clocks.find(record);
+    return found != clocks.end() ? found->second : Clock{};
+  }
+};
+
+// Streams still hold an event that its owner has destroyed.
+struct Event {
+  std::shared_ptr<State> state;
+};
+
+aclError create(const char *name, void **out, bool is_flag) {
+  static std::atomic<int64_t> next{0};
+  Calling call(name);
+  auto *event = new Event{std::make_shared<State>(is_flag, next++)};
+  call->event = event->state->number;
+  *out = event;
+  return kSuccess;
+}
+
+std::shared_ptr<State> state_of(void *event) { return static_cast<Event *>(event)->state; }
+
+}  // namespace
+
+ACL_EXPORT aclError aclrtCreateEvent(void **out) { return create("aclrtCreateEvent", out, true); }
+
+ACL_EXPORT aclError aclrtCreateEventWithFlag(void **out, uint32_t) {
+  return create("aclrtCreateEventWithFlag", out, true);
+}
+
+ACL_EXPORT aclError aclrtCreateEventExWithFlag(void **out, uint32_t) {
+  return create("aclrtCreateEventExWithFlag", out, false);
+}
+
+ACL_EXPORT aclError aclrtDestroyEvent(void *handle) {
+  Calling call("aclrtDestroyEvent");
+  auto *event = static_cast<Event *>(handle);
+  if (event != nullptr) call->event = event->state->number;
+  delete event;
+  return kSuccess;
+}
+
+ACL_EXPORT aclError aclrtRecordEvent(void *handle, void *stream_handle) {
+  Calling call("aclrtRecordEvent");
+  auto event = state_of(handle);
+  Stream &stream = stream_of(stream_handle);
+  call->event = event->number;
+  call->site->stream = stream.number();
+  uint64_t record;
+  {
+    std::lock_guard<std::mutex> lock(event->mutex);
+    record = ++event->recorded;
+    event->armed = true;
+    event->clocks[record] = races().clock_of(stream.number());
+    constexpr size_t kKept = 64;
+    while (event->clocks.size() > kKept) event->clocks.erase(event->clocks.begin());
+  }
+  stream.push(call.shared(), [event, record](double start) {
+    {
+      std::lock_guard<std::mutex> lock(event->mutex);
+      event->reached = std::max(event->reached, record);
+      event->time = start;
+    }
+    event->changed.notify_all();
+    return start;
+  });
+  return kSuccess;
+}
+
+ACL_EXPORT aclError aclrtStreamWaitEvent(void *stream_handle, void *handle) {
+  Calling call("aclrtStreamWaitEvent");
+  auto event = state_of(handle);
+  Stream &stream = stream_of(stream_handle);
+  call->event = event->number;
+  call->site->stream = stream.number();
+  uint64_t target;
+  {
+    std::lock_guard<std::mutex> lock(event->mutex);
+    target = event->target();
+    if (target <= event->recorded) races().stream_joins(stream.number(), event->clock(target));
+  }
+  if (target == 0) return kSuccess;
+  stream.push(call.shared(), [event, target](double start) {
+    std::unique_lock<std::mutex> lock(event->mutex);
+    event->changed.wait(lock, [&] { return event->reached >= target; });
+    return std::max(start, event->time);
+  });
+  return kSuccess;
+}
+
+ACL_EXPORT aclError aclrtResetEvent(void *handle, void *stream_handle) {
+  Calling call("aclrtResetEvent");
+  auto event = state_of(handle);
+  call->event = event->number;
+  call->site->stream = stream_of(stream_handle).number();
+  if (!event->is_flag) return fail(kNotSupported, "aclrtResetEvent: not for an event of aclrtCreateEventExWithFlag");
+  std::lock_guard<std::mutex> lock(event->mutex);
+  event->armed = false;
+  return kSuccess;
+}
+
+ACL_EXPORT aclError aclrtSynchronizeEvent(void *handle) {
+  Calling call("aclrtSynchronizeEvent");
+  call.locate();
+  auto event = state_of(handle);
+  call->event = event->number;
+  count(Counter::kSyncEvent);
+  std::unique_lock<std::mutex> lock(event->mutex);
+  uint64_t target = event->recorded;
+  Clock clock = event->clock(target);
+  event->changed.wait(lock, [&] { return event->reached >= target; });
+  races().host_joins(clock);
+  return kSuccess;
+}
+
+ACL_EXPORT aclError aclrtQueryEventStatus(void *handle, int *status) {
+  Calling call("aclrtQueryEventStatus");
+  auto event = state_of(handle);
+  call->event = event->number;
+  constexpr int kNotReady = 0, kComplete = 1;
+  std::lock_guard<std::mutex> lock(event->mutex);
+  *status = event->reached == event->recorded ? kComplete : kNotReady;
+  if (*status == kComplete) races().host_joins(event->clock(event->recorded));
+  return kSuccess;
+}
+
+ACL_EXPORT aclError aclrtEventElapsedTime(float *milliseconds, void *begin, void *end) {
+  Calling call("aclrtEventElapsedTime");
+  double times[2];
+  void *handles[] = {begin, end};
+  for (int i = 0; i < 2; ++i) {
+    auto event = state_of(handles[i]);
+    std::lock_guard<std::mutex> lock(event->mutex);
+    if (event->reached == 0 || event->reached != event->recorded) {
+      return fail(kInvalidParameter, "aclrtEventElapsedTime: event %lld is not recorded, or not reached yet",
+                  static_cast<long long>(event->number));
+    }
+    times[i] = event->time;
+  }
+  *milliseconds = static_cast<float>((times[1] - times[0]) / 1e3);
+  return kSuccess;
+}
+
+ACL_EXPORT aclError aclrtEventGetTimestamp(void *handle, uint64_t *microseconds) {
+  Calling call("aclrtEventGetTimestamp");
+  auto event = state_of(handle);
+  std::lock_guard<std::mutex> lock(event->mutex);
+  *microseconds = static_cast<uint64_t>(event->time);
+  return kSuccess;
+}
+
+}  // namespace ascsim

@@ -47,6 +47,11 @@ def build(depth: int = 32, width: int = 4096, tokens: int = 4096) -> tuple[nn.Ce
     return Transformer(depth, width, heads=width // 128), (Tensor(np.zeros((1, tokens, width), np.float32)),)
 
 
+def wide() -> tuple[nn.Cell, tuple[Tensor, ...]]:
+    """Four of its blocks."""
+    return build(depth=4)
+
+
 def small() -> tuple[nn.Cell, tuple[Tensor, ...]]:
     """The same with 4 blocks of width 256 and 256 tokens, for a first look."""
     return build(4, 256, 256)

@@ -42,16 +42,21 @@ def dryrun(model: str, policies: tuple[str, ...], optimizer: str, as_json: bool)
     """Report the peak memory of training steps that are simulated, not computed.
 
     The model may be larger than this machine: operators are dispatched, and MindSpore counts the memory that an Ascend
-    device would need. MODULE:FACTORY returns (Cell, tuple of inputs); the Cell's output is the loss. Parameters that are
-    made with mindspore.common.initializer, as those of mindspore.nn are, take no memory here.
+    device would need. MODULE:FACTORY returns (Cell, tuple of inputs); the Cell's output is the loss. Parameters made
+    with mindspore.common.initializer, as those of mindspore.nn are, take no memory here.
 
     What a policy swaps is counted as kept: a simulation copies nothing, and can't tell when memory would be free.
     """
     with user_errors():
         for policy in policies:
             load_policy(policy)
-    rows = [_run(PLAIN, model, None, optimizer)]
-    rows += [_run(Path(policy).stem, model, str(Path(policy).resolve()), optimizer) for policy in policies]
+    files = [str(Path(policy).resolve()) for policy in policies]
+    # Plain comes first, and it takes minutes for a large model: policies that don't fit are found there.
+    rows = [_run({"mode": PLAIN, "model": model, "policy": None, "fits": files, "optimizer": optimizer})]
+    rows += [
+        _run({"mode": Path(file).stem, "model": model, "policy": file, "fits": [], "optimizer": optimizer})
+        for file in files
+    ]
     if as_json:
         found = {"model": model, "optimizer": optimizer, "emulated": is_emulated(), "rows": rows}
         click.echo(json.dumps({**found, "cannot_know": CANNOT_KNOW}, indent=2))
@@ -59,11 +64,11 @@ def dryrun(model: str, policies: tuple[str, ...], optimizer: str, as_json: bool)
     Console().print(_table(model, optimizer, rows))
 
 
-def _run(mode: str, model: str, policy: str | None, optimizer: str) -> dict[str, Any]:
+def _run(task: dict[str, Any]) -> dict[str, Any]:
     """Run one mode in a process of its own: what it chooses and needs is gone with it."""
     with tempfile.TemporaryDirectory(prefix="hyper-parallel-dryrun-") as folder:
         task_file, result_file, log_file = (Path(folder, name) for name in ("task.json", "result.json", "log.txt"))
-        task_file.write_text(json.dumps({"mode": mode, "model": model, "policy": policy, "optimizer": optimizer}))
+        task_file.write_text(json.dumps(task), "utf-8")
         command = [sys.executable, "-m", "hyper_parallel.cli.dryrun_worker", str(task_file), str(result_file)]
         with log_file.open("w") as log:
             status = subprocess.run(
@@ -72,8 +77,8 @@ def _run(mode: str, model: str, policy: str | None, optimizer: str) -> dict[str,
         if not result_file.exists():
             end = "\n".join(log_file.read_text("utf-8", "replace").splitlines()[-15:])
             raise click.ClickException(
-                f"the dry run of {mode} ended with exit status {status} and without a result; the end of its output:\n"
-                f"{end}"
+                f"the dry run of {task['mode']} ended with exit status {status} and without a result; the end of its "
+                f"output:\n{end}"
             )
         found: dict[str, Any] = json.loads(result_file.read_text("utf-8"))
     if "error" in found:

@@ -1,8 +1,4 @@
-"""One mode of a dry run in a process of its own: ``python -m hyper_parallel.cli.dryrun_worker TASK RESULT``.
-
-It reads a task as JSON (`mode`, `model`, `policy`, `optimizer`) from the file TASK, and leaves in RESULT what was
-found, or `error` and its `kind`: `device` if there is nothing to simulate, `user` for mistakes in what was given.
-"""
+"""One mode of a dry run in a process of its own: ``python -m hyper_parallel.cli.dryrun_worker TASK RESULT``."""
 
 import json
 import os
@@ -40,6 +36,8 @@ def run(task: dict[str, Any]) -> DryRun:
                 f"--model {model}: a dry run calls the model, so the factory must return (Cell, tuple of inputs), but "
                 f"it returned a Cell alone"
             )
+        for policy in task["fits"]:
+            load_policy(policy).resolve(net)
         if task["policy"] is not None:
             keep_what_is_swapped(net, load_policy(task["policy"]))
         before = os.getcwd()

@@ -1,5 +1,6 @@
 """`CopyThread`: one thread that copies, urgent jobs first, under its owner's lock."""
 
+import math
 import sys
 import threading
 import time
@@ -24,8 +25,9 @@ class CopyThread:
         self._wake = threading.Condition(lock)
         self._jobs: deque[tuple[Any, Callable[[Any], None]]] = deque()
         self._timer: tuple[float, Callable[[], None]] | None = None
-        self._call: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
+        self._sleeps_until = 0.0
+        """When the thread wakes by itself; 0 while it is awake. Waking it takes longer than all else for a job."""
         self._stopped = False
 
     def submit(self, item: Any, work: Callable[[Any], None], urgent: bool = False) -> None:
@@ -36,16 +38,11 @@ class CopyThread:
             self._jobs.append((item, work))
         self._start()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call `function()` when the present jobs are done; asked for again before that, it is called once."""
-        if self._call is None:
-            self._call = function
-            self._start()
-
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call()` in so many seconds; replaces what was to be called before."""
         self._timer = (time.monotonic() + seconds, call)
-        self._start()
+        if self._thread is None or self._sleeps_until > self._timer[0]:
+            self._start()
 
     def cancel(self, item: Any) -> bool:
         """Forget a job that has not begun; False if there is none."""
@@ -68,8 +65,8 @@ class CopyThread:
         with self._wake:
             self._stopped = True
             self._jobs.clear()
-            self._timer = self._call = None
-            self._wake.notify_all()
+            self._timer = None
+            self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -80,7 +77,9 @@ class CopyThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hyper_parallel-copy", daemon=True)
             self._thread.start()
-        self._wake.notify_all()
+        elif self._sleeps_until:
+            self._sleeps_until = 0.0
+            self._wake.notify()
 
     def _run(self) -> None:
         with self._wake:
@@ -90,18 +89,17 @@ class CopyThread:
                     self._guarded(work, item)
                     del item, work
                     continue
-                if self._call is not None:
-                    call, self._call = self._call, None
-                    self._guarded(call)
+                now = time.monotonic()
+                until = self._timer[0] if self._timer is not None else math.inf
+                if until > now:
+                    self._sleeps_until = until
+                    self._wake.wait(None if until == math.inf else until - now)
+                    self._sleeps_until = 0.0
                     continue
-                if self._timer is None:
-                    self._wake.wait()
-                elif (left := self._timer[0] - time.monotonic()) > 0:
-                    self._wake.wait(left)
-                else:
-                    call, self._timer = self._timer[1], None
-                    self._guarded(call)
-                    del call
+                assert self._timer is not None
+                call, self._timer = self._timer[1], None
+                self._guarded(call)
+                del call
 
     def _guarded(self, work: Callable[..., None], *item: Any) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ms_ops.host import SLOT_ALIGNMENT, Slot, Tier, TierFull
+from ms_ops.host import SLOT_ALIGNMENT, Slot, TierFull, WrittenTier
 
 SLAB_BYTES = 64 * 2**20
 """A slab is allocated whole, so that a full disk shows when a step begins to need it, not while it writes."""
@@ -21,7 +21,7 @@ _MOST_BUFFERS = 1024
 """As many as `pwritev` takes on Linux (IOV_MAX)."""
 
 
-class FileTier(Tier):
+class FileTier(WrittenTier):
     """Slots in files that have no name: nothing is left behind, however the process ends.
 
     Args:

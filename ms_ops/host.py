@@ -1,8 +1,8 @@
 """Where swapped tensors wait: tiers, and the host tier.
 
-A tier hands out slots of a size, writes bytes into a slot, reads a slot into an array, and takes slots back. Slots are
-reused, so that after a first step nothing is allocated any more. A tier is not thread-safe: `write` and `read` may run
-on a copy thread, everything else under its owner's lock.
+A tier hands out slots of a size and takes them back; one that isn't filled by the device writes bytes into a slot, and
+reads a slot into an array. Slots are reused, so that after a first step nothing is allocated any more. A tier is not
+thread-safe: `write` and `read` may run on a copy thread, everything else under its owner's lock.
 """
 
 from abc import ABC, abstractmethod
@@ -96,14 +96,6 @@ class Tier(ABC):
     def _grow(self, size: int) -> Slot: ...
 
     @abstractmethod
-    def write(self, slot: Slot, buffers: Sequence[Any]) -> None:
-        """Copy the bytes of the buffers into the slot, one after the other."""
-
-    @abstractmethod
-    def read(self, slot: Slot, array: np.ndarray) -> None:
-        """Copy the slot's first bytes into the array of uint8."""
-
-    @abstractmethod
     def trim(self) -> None:
         """Give back to the system what is free, where that is possible."""
 
@@ -112,7 +104,19 @@ class Tier(ABC):
         """Give everything back to the system."""
 
 
-class HostTier(Tier):
+class WrittenTier(Tier):
+    """A tier that is written and read by the processor, on a copy thread."""
+
+    @abstractmethod
+    def write(self, slot: Slot, buffers: Sequence[Any]) -> None:
+        """Copy the bytes of the buffers into the slot, one after the other."""
+
+    @abstractmethod
+    def read(self, slot: Slot, array: np.ndarray) -> None:
+        """Copy the slot's first bytes into the array of uint8."""
+
+
+class HostTier(WrittenTier):
     """Slots in RAM, which host and device share on the CPU backend: it saves nothing there; tests, accounting."""
 
     name = "host"

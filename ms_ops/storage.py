@@ -53,6 +53,10 @@ class Storage:
             return Layout(tensor.shape, tensor.dtype)
         return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
 
+    def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
+        """A tensor without history over these bytes (zero-copy), which it holds until its last reader has run."""
+        return tensor_over(self.array(), layout)
+
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}

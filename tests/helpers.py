@@ -146,6 +146,8 @@ def settled(result: Any) -> Any:
     engine.region_begins()  # instead of waiting until the last group's grace is over
     deadline = time.monotonic() + 10
     while engine._offloads._held or engine._offloads.backlog:
+        with engine.back_end.lock:
+            engine.back_end.advance(lambda: not engine._offloads.backlog)
         if time.monotonic() > deadline:
             raise AssertionError("what was swapped is not on host after 10 seconds")
         time.sleep(0.001)

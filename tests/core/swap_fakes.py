@@ -13,10 +13,11 @@ from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapHandle
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_tensor import SwapState
-from ms_ops.host import Slot, Tier
+from ms_ops.cpu import CpuBackEnd
+from ms_ops.host import Slot, WrittenTier
 
 
-class FakeTier(Tier):
+class FakeTier(WrittenTier):
     """RAM; `gate` closed stops every copy before it begins, `failure` makes it raise."""
 
     name = "fake"
@@ -87,9 +88,10 @@ def _first_value(whole: np.ndarray) -> int:
 
 
 @contextmanager
-def engine_with(tier: Tier, **settings: Any) -> Iterator[SwapEngine]:
+def engine_with(tier: WrittenTier, **settings: Any) -> Iterator[SwapEngine]:
     """An engine of its own, stopped afterwards."""
-    engine = SwapEngine(SwapSettings(**{"min_bytes": 0, "fuse_below": 0, **settings}), tier)
+    chosen = SwapSettings(**{"min_bytes": 0, "fuse_below": 0, **settings})
+    engine = SwapEngine(chosen, CpuBackEnd(tier, chosen.verify))
     try:
         yield engine
     finally:

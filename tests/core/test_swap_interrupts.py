@@ -168,9 +168,9 @@ def test_an_interrupt_while_backward_waits_loses_nothing_of_the_engine(
 
 
 def press_when_waiting(engine: SwapEngine, go_on: threading.Event) -> None:
-    wait_for(lambda: engine._changed._waiters)  # type: ignore[attr-defined]
+    wait_for(lambda: engine.back_end._changed._waiters)  # type: ignore[attr-defined]
     os.kill(os.getpid(), signal.SIGUSR1)
-    wait_for(lambda: not engine._changed._waiters)  # type: ignore[attr-defined]
+    wait_for(lambda: not engine.back_end._changed._waiters)  # type: ignore[attr-defined]
     go_on.set()
 
 

@@ -13,6 +13,7 @@ from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapHandle
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import HostMemoryError, SwapStateError
+from ms_ops.cpu import CpuBackEnd
 from tests.core.swap_fakes import FakeTier, tensor_of
 
 SIZES = (1, 700, 1024, 3000)
@@ -35,7 +36,7 @@ class Swapping(RuleBasedStateMachine):
         chosen = SwapSettings(
             min_bytes=0, window=window, pending=pending, fuse_below=fuse_below, verify=verify, when_exhausted=("keep",)
         )
-        self.engine = SwapEngine(chosen, self.tier)
+        self.engine = SwapEngine(chosen, CpuBackEnd(self.tier))
         self.values = 0
         self.groups: list[list[tuple[SwapHandle, int, int]]] = []
         self.holders: list[Any] = []

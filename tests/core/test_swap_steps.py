@@ -280,7 +280,7 @@ def test_a_failed_write_in_the_last_region_loses_no_number(
     def forward(x: Tensor) -> Tensor:
         value = (net(x) ** 2).mean()
         with engine._lock:
-            assert engine._changed.wait_for(lambda: engine._offloads.failure is not None, 10)
+            assert engine.back_end._changed.wait_for(lambda: engine._offloads.failure is not None, 10)
         return value
 
     with monkeypatch.context() as patch:
@@ -313,7 +313,7 @@ def test_a_failed_read_names_the_tensor_and_the_next_step_is_right(
 def test_at_the_end_of_the_process_the_thread_ends_and_files_are_closed(manager: SwapManager, tmp_path: Path) -> None:
     manager.configure(min_bytes=0, folder=tmp_path)
     gradients(swapped(), X, wait=True)
-    thread = manager.engine._thread._thread
+    thread = manager.engine.back_end._thread._thread
     assert thread is not None and thread.is_alive()
     _close_at_exit()
     assert not thread.is_alive()

@@ -29,9 +29,8 @@ PAIRS = list(itertools.product(S, S))
 
 
 def entry(state: SwapState = S.RESIDENT) -> SwapTensor:
-    made = SwapTensor(
-        [Piece(SimpleNamespace(nbytes=24), [])], SimpleNamespace(path="layers.4"), Layout((2, 3), ms.float32)
-    )
+    piece = Piece(SimpleNamespace(nbytes=24, address=64), Layout((2, 3), ms.float32), None)
+    made = SwapTensor([piece], SimpleNamespace(path="layers.4"))
     made.state = state
     return made
 

@@ -237,8 +237,15 @@ def test_in_the_optimizer(kind: str) -> None:
         step = ms.value_and_grad(lambda x: (net(x) ** 2).mean(), None, weights)
         if fails:
             before = state_of(net)
+            from ms_ops.autograd import _depth
+
+            log = [_pynative_executor.grad_flag(), _depth.flag, _depth.value, _depth.makes_empty_graphs]
+            g = step(X)[1]
+            log += [_pynative_executor.grad_flag(), _depth.flag]
             with pytest.raises(Boom):
-                optimizer(step(X)[1])
+                optimizer(g)
+            log += [_pynative_executor.grad_flag(), _depth.flag]
+            assert not log[-2], log
             assert_same(state_of(net), before)
             assert not _pynative_executor.grad_flag()
             assert_nothing_live()

@@ -12,6 +12,7 @@ from hyper_parallel.core.activation_memory.swap_ledger import Ledger
 from hyper_parallel.core.activation_memory.swap_out import Offloads
 from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTensor
 from hyper_parallel.core.errors import SwapStateError
+from ms_ops.backend import BackEnd
 
 _HOST_STATES = {SwapState.ON_HOST, SwapState.LOADING, SwapState.LOADED}
 _NEEDS: dict[str, tuple[set[SwapState], str]] = {
@@ -34,7 +35,7 @@ class ByHand:
 
     Args:
         ledger: Counts.
-        changed: The engine's condition variable.
+        back_end: Moves bytes.
         offloads: The way out.
         loads: The way back.
         groups: The live groups, by their index.
@@ -43,12 +44,12 @@ class ByHand:
     def __init__(
         self,
         ledger: Ledger,
-        changed: threading.Condition,
+        back_end: BackEnd,
         offloads: Offloads,
         loads: Loads,
         groups: dict[int, SwapGroup],
     ) -> None:
-        self._ledger, self._changed, self._offloads, self._loads = ledger, changed, offloads, loads
+        self._ledger, self._back_end, self._offloads, self._loads = ledger, back_end, offloads, loads
         self._groups = groups
 
     def run(self, name: str, action: str, newest: int) -> None:
@@ -83,8 +84,7 @@ class ByHand:
             self._wait(entries, SwapState.OFFLOADING, action)
             self._offloads.raise_failure(newest)
         elif action == "launch_load":
-            for entry in reversed(entries):
-                self._loads.launch(entry)
+            self._loads.launch(list(reversed(entries)))
         else:
             self._wait(entries, SwapState.LOADING, action)
             for entry in entries:
@@ -112,7 +112,10 @@ class ByHand:
 
     def _wait(self, entries: list[SwapTensor], state: SwapState, action: str) -> None:
         path = entries[0].group.path if entries else ""
-        self._ledger.wait(self._changed, lambda: not any(entry.state is state for entry in entries), path, action)
+        loads = entries if state is SwapState.LOADING else ()
+        self._ledger.wait(
+            self._back_end, lambda: not any(entry.state is state for entry in entries), path, action, *loads
+        )
 
 
 class GroupName(threading.local):

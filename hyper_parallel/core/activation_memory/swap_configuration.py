@@ -1,13 +1,15 @@
-"""From what the user and policy files say to the settings of the swap manager, and to the tier that they describe."""
+"""From what the user and policy files say to the settings of the swap manager, and to the back end they describe."""
 
 from typing import Any
 
 from pydantic import ValidationError
 
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
-from hyper_parallel.core.errors import HostMemoryError, PolicyError
+from hyper_parallel.core.errors import HostMemoryError, PolicyError, SwapStateError
+from ms_ops.back_ends import back_end_for
+from ms_ops.backend import BackEnd, NotSupported
 from ms_ops.file_tier import FileTier
-from ms_ops.host import HostTier, Tier
+from ms_ops.host import HostTier, TierFull, WrittenTier
 from ms_ops.memory import container_bytes, ranks_on_this_host
 
 _BUDGET_SHARE = 0.5
@@ -48,14 +50,31 @@ def _validated(values: dict[str, Any], source: str) -> SwapSettings:
         raise PolicyError(f"{source}: " + "; ".join(lines)) from None
 
 
-def tier_of(settings: SwapSettings) -> Tier:
-    """The tier that the settings describe.
+def back_end_of(settings: SwapSettings) -> BackEnd:
+    """The back end for the present device target, as the settings describe it.
 
     Raises:
-        HostMemoryError: Its folder can't be used.
+        HostMemoryError: Its folder can't be used, or it would take more memory than there is.
+        SwapStateError: There is none for this device, or MindSpore lacks something.
     """
     budget = settings.host_budget
     limit = int(container_bytes() * _BUDGET_SHARE / ranks_on_this_host()) if budget is None else int(budget)
+    try:
+        wants_file = settings.tier == "file" and "tier" in settings.model_fields_set
+        return back_end_for(limit, settings.verify, lambda: _tier_of(settings, limit), wants_file)
+    except NotSupported as error:
+        raise SwapStateError(str(error)) from error
+    except TierFull as full:
+        raise HostMemoryError(f"{full.reason}; set host_budget to less") from full
+
+
+def check_folder(settings: SwapSettings) -> None:
+    """Raise HostMemoryError if the folder of the file tier can't be used."""
+    if settings.tier == "file":
+        _tier_of(settings, 0).close()
+
+
+def _tier_of(settings: SwapSettings, limit: int) -> WrittenTier:
     if settings.tier == "host":
         return HostTier(limit)
     try:

@@ -1,4 +1,4 @@
-"""`SwapEngine`: moves swapped tensors between the device and a tier, on a thread of its own.
+"""`SwapEngine`: moves swapped tensors between the device and the host, through a back end.
 
 Note: [An engine that can't be relied on]
 A KeyboardInterrupt may come between any two steps of the bookkeeping, and leave it half done; so may a bug in a job of
@@ -12,22 +12,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 from mindspore import Tensor
 
 from hyper_parallel.core.activation_memory import marks
+from hyper_parallel.core.activation_memory.scopes import unseen
 from hyper_parallel.core.activation_memory.swap_by_hand import ByHand
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_in import Loads
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
+from hyper_parallel.core.activation_memory.swap_limits import Limits
 from hyper_parallel.core.activation_memory.swap_out import Offloads, fused
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
 from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, SwapTensor
 from hyper_parallel.core.errors import ActivationMemoryError, SwapStateError
-from ms_ops.copy_thread import CopyThread
-from ms_ops.host import Tier, slot_bytes
-from ms_ops.storage import Layout, Storage
+from ms_ops.backend import BackEnd
+from ms_ops.host import slot_bytes
+from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
 
 _MOST_FUSED_BYTES = 4 * 2**20
@@ -59,29 +60,34 @@ class SwapEngine:
 
     Args:
         settings: The limits.
-        tier: Where tensors go.
+        back_end: Moves bytes.
         ledger: Counts on from an engine before it.
     """
 
-    def __init__(self, settings: SwapSettings, tier: Tier, ledger: Ledger | None = None) -> None:
+    def __init__(self, settings: SwapSettings, back_end: BackEnd, ledger: Ledger | None = None) -> None:
         self.settings = settings
-        self.tier = tier
+        self.back_end = back_end
+        back_end.failed = self.breaks
+        self.tier = back_end.tier
+        self.limits = Limits(settings, fit=not back_end.ends_by_itself)
         self.ledger = ledger or Ledger()
         self.dead: deque[SwapTensor] = deque()
         """Transfers whose handle died, once per handle; filled by finalizers."""
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._thread = CopyThread(self._lock, self.breaks)
+        self._lock = back_end.lock
         self._groups: dict[int, SwapGroup] = {}
         self._group_count = 0
         self._by_address: dict[int, tuple[SwapTensor, Piece]] = {}
         """What is on the device, by where its storage begins: the address may be used again afterwards."""
         self._last_bytes: dict[str, int] = {}
-        self._offloads = Offloads(settings, tier, self.ledger, self._changed, self._thread, self._leaves_device)
-        self._loads = Loads(
-            settings, tier, self.ledger, self._changed, self._thread, self._offloads, self._groups, self._reap
-        )
-        self._by_hand = ByHand(self.ledger, self._changed, self._offloads, self._loads, self._groups)
+        self._offloads = Offloads(settings, self.limits, back_end, self.ledger, self._leaves_device)
+        self._loads = Loads(self.limits, back_end, self.ledger, self._offloads, self._groups, self._reap)
+        self._by_hand = ByHand(self.ledger, back_end, self._offloads, self._loads, self._groups)
+        self._in_order = back_end.frees_in_order
+        self._has_unneeded = False
+        """Transfers on their way that nobody will read."""
+        self._reading: SwapGroup | None = None
+        self._unique = 1.0
+        """The part of what regions save that isn't saved twice."""
 
     # ---- forward
 
@@ -111,14 +117,26 @@ class SwapEngine:
     @_all_or_broken
     def region_begins(self, path: str = "") -> None:
         """There is computation after what this thread's last group holds: launch it, and keep to the limit."""
-        if self._offloads.is_idle:
+        if self._offloads.is_idle and not self._has_unneeded:
             return
         with self._lock:
             self._reap()
             self._offloads.raise_failure(self._group_count)
             self._offloads.begin_region()
-            limit = self.settings.pending
-            self.ledger.wait(self._changed, lambda: self._offloads.backlog <= limit, path, "offload")
+            self._end_unneeded()
+            limit = self.limits.pending
+            self.ledger.wait(self.back_end, lambda: self._offloads.backlog <= limit, path, "offload")
+
+    def saves(self, group: SwapGroup, nbytes: int) -> None:
+        """A region that runs has saved so much more: what is on its way has to make room for it, bit by bit.
+
+        Otherwise the device would hold what this region saves, beside all that the last one sends.
+        """
+        group.saved += nbytes
+        limit = max(0, self.limits.pending - int(group.saved * self._unique))
+        if self.ledger.now["pending"] > limit:
+            with self._lock:
+                self.back_end.advance(lambda: self._offloads.backlog <= limit)
 
     def close_group(self, group: SwapGroup, handles: list[SwapHandle]) -> None:
         """Take over what the region saved. The only wait for operators: Note [One wait per group]."""
@@ -126,7 +144,7 @@ class SwapEngine:
             self._count_left(group)
             return
         # without the lock: the copy thread must go on while this waits
-        storages = [Storage.of(handle.tensor) for handle in handles]
+        storages = [self.back_end.storage_of(handle.tensor) for handle in handles]
         left_alone = self._left_alone(group, handles, storages)
         self._take_over(group, handles, storages, left_alone, group.held_elsewhere())
 
@@ -135,7 +153,7 @@ class SwapEngine:
         self,
         group: SwapGroup,
         handles: list[SwapHandle],
-        storages: list[Storage | None],
+        storages: list[Any],
         left_alone: dict[int, str],
         held: dict[int, list[Callable[[], Any]]],
     ) -> None:
@@ -144,29 +162,27 @@ class SwapEngine:
             self._offloads.raise_failure(self._group_count)
             self._offloads.end_region()
             self._count_left(group)
-            taken: list[tuple[SwapHandle, Storage, Layout]] = []
+            taken: list[tuple[SwapHandle, int, Layout]] = []
             new: dict[int, Piece] = {}
-            layouts: dict[int, Layout] = {}
             for handle, storage in zip(handles, storages, strict=True):
                 tensor = handle.tensor
                 assert tensor is not None
-                if storage is None or (why := left_alone[storage.address]):
+                if storage is None or (why := left_alone.get(storage.address, "")):
                     why = "held_bytes" if storage is None else why
                     self.ledger.count(group.path, why, tensor.nbytes)
                     continue
-                layout = storage.layout_of(tensor)
-                if storage.address in new or storage.address in self._by_address:
+                address, layout = storage.address, storage.layout_of(tensor)
+                if address in new or address in self._by_address:
                     self.ledger.count(group.path, "duplicate_bytes", tensor.nbytes)
                 else:
-                    new[storage.address] = Piece(storage, held.get(storage.address, []))
-                    layouts[storage.address] = layout
-                taken.append((handle, storage, layout))
+                    new[address] = Piece(storage, layout, held.get(address))
+                taken.append((handle, address, layout))
             if new:
-                self._add(group, new, layouts)
-            for handle, storage, layout in taken:
-                handle.entry, handle.piece = self._by_address[storage.address]
-                handle.entry.handles += 1
-                handle.layout, handle.tensor = layout, None
+                self._add(group, list(new.values()))
+            for handle, address, layout in taken:
+                entry, handle.piece = self._by_address[address]
+                entry.handles += 1
+                handle.entry, handle.layout, handle.tensor = entry, layout, None
             if not group.is_manual:
                 self._offloads.hold(group.entries)
 
@@ -177,21 +193,21 @@ class SwapEngine:
                 self.ledger.count(group.path, name, nbytes)
 
     @staticmethod
-    def _left_alone(group: SwapGroup, handles: list[SwapHandle], storages: list[Storage | None]) -> dict[int, str]:
-        """Why each storage is left alone, by its address; empty if it isn't. One question each, however often saved."""
-        marked, registered = marks.storages(group.left_alone), {storage_of(tensor) for tensor in group.registered}
-        found = {**dict.fromkeys(marked, "kept_bytes"), **group.owned_elsewhere()}
-        for handle, storage in zip(handles, storages, strict=True):
-            if storage is not None and storage.address not in found:
-                wants = storage.address in registered or group.wants(handle.tensor)
-                found[storage.address] = "" if wants else "kept_bytes"
+    def _left_alone(group: SwapGroup, handles: list[SwapHandle], storages: list[Any]) -> dict[int, str]:
+        """Why storages are left alone, by their address. One question for each, however often it was saved."""
+        found = {**dict.fromkeys(marks.storages(group.left_alone), "kept_bytes"), **group.owned_elsewhere()}
+        if group.has_tensor_policy:
+            wanted = {storage_of(tensor) for tensor in group.registered}
+            for handle, storage in zip(handles, storages, strict=True):
+                if storage is not None and storage.address not in found:
+                    wants = storage.address in wanted or group.wants(handle.tensor)
+                    found[storage.address] = "" if wants else "kept_bytes"
         return found
 
-    def _add(self, group: SwapGroup, new: dict[int, Piece], layouts: dict[int, Layout]) -> None:
+    def _add(self, group: SwapGroup, new: list[Piece]) -> None:
         """Make the transfers of what is new; all of them, or none."""
-        addresses = {id(piece): address for address, piece in new.items()}
         small, transfers = [], []
-        for piece in new.values():
+        for piece in new:
             if piece.nbytes < self.settings.fuse_below and not piece.is_held_elsewhere:
                 small.append(piece)
             else:
@@ -200,7 +216,7 @@ class SwapEngine:
         made = []
         try:
             for pieces in transfers:
-                entry = SwapTensor(pieces, group, layouts[addresses[id(pieces[0])]])
+                entry = SwapTensor(pieces, group)
                 made.append(entry)
                 if not entry.is_held_elsewhere:
                     self._offloads.take_slot(entry)
@@ -212,34 +228,51 @@ class SwapEngine:
         group.live += len(made)
         self._groups[group.index] = group
         self._last_bytes[group.path] = sum(slot_bytes(entry.span) for entry in made)
+        nbytes = sum(entry.nbytes for entry in made)
+        self.ledger.move("resident", nbytes)
+        self.limits.has_seen(nbytes)
+        if group.saved:
+            self._unique = min(1.0, nbytes / group.saved)
+        ready = self.back_end.ready()  # after the slots were taken: who used them comes before
         for entry in made:
-            self.ledger.move("resident", entry.nbytes)
+            entry.ready = ready
             for piece in entry.pieces:
-                self._by_address[addresses[id(piece)]] = entry, piece
+                self._by_address[piece.address] = entry, piece
 
     # ---- backward
 
     @_all_or_broken
-    def fetch(self, handle: SwapHandle) -> "Tensor | np.ndarray":
-        """The tensor that a handle stands for, or the bytes of the storage in which it lies."""
+    def fetch(self, handle: SwapHandle) -> Any:
+        """The bytes on the device in which the tensor lies that a handle stands for."""
         entry, piece = handle.entry, handle.piece
         with self._lock:
+            self._reap()
+            if self._has_unneeded and entry.group is not self._reading:
+                self._end_unneeded()
+            self._reading = entry.group
             state = entry.state
             if state is SwapState.RELEASED:
                 raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
             if state is SwapState.RESIDENT or state is SwapState.OFFLOADING:
                 self._stay(entry)
-                self._loads.enter(entry.group)
-                self._thread.call(self._loads.go_on)
-                entry.was_read = True
-                assert piece.storage is not None
-                return piece.storage.array()
+                self._loads.read_on_device(entry)
+                return self._hand_over(handle) if self._in_order else piece.storage
             self._loads.get(entry)
-            self._thread.call(self._loads.go_on)
-            if entry.tensor is not None and handle.layout is entry.first:
-                return entry.tensor
-            assert entry.buffer is not None
-            return entry.buffer if len(entry.pieces) == 1 else entry.buffer[piece.offset : piece.offset + piece.nbytes]
+            loaded = entry.loaded
+            if self._in_order:
+                self._loads.hand_over(entry, id(handle))
+            return loaded
+
+    def _hand_over(self, handle: SwapHandle) -> Tensor:
+        """Give a handle what it stands for: from now on it is the handle's own, as without swapping."""
+        entry, piece = handle.entry, handle.piece
+        with unseen():
+            handle.tensor = piece.storage.tensor(handle.layout, piece)
+        entry.handles -= 1
+        if entry.handles == 0:
+            entry.why_released = "backward has read it on the device"
+            self._release(entry)
+        return handle.tensor
 
     def _stay(self, entry: SwapTensor) -> None:
         """Backward has come to it before it left."""
@@ -285,11 +318,18 @@ class SwapEngine:
         entry.move(SwapState.RELEASED)
         if not entry.busy:
             self._offloads.free_slot(entry)
+        elif not self.back_end.ends_by_itself:
+            self._has_unneeded = True
         group = entry.group
         group.live -= 1
         if group.live == 0:
             self._groups.pop(group.index, None)
             self._loads.forget(group)
+
+    def _end_unneeded(self) -> None:
+        """End what is on its way for nobody. Not at once: a while later it has ended by itself, and costs nothing."""
+        if self._has_unneeded:
+            self._has_unneeded = self.back_end.end_unneeded()
 
     def _leaves_device(self, entry: SwapTensor) -> None:
         self._drop(entry)
@@ -298,7 +338,7 @@ class SwapEngine:
         self.ledger.move("resident", -entry.nbytes)
         for piece in entry.pieces:
             if piece.storage is not None:
-                self._by_address.pop(piece.storage.address, None)
+                self._by_address.pop(piece.address, None)
             piece.storage = None
 
     @_all_or_broken
@@ -313,6 +353,7 @@ class SwapEngine:
                     if entry.state is not SwapState.RELEASED and group.thread not in others:
                         entry.why_released = "abort_step() gave up the step that it belongs to"
                         self._release(entry)
+            self._end_unneeded()
 
     # ---- what is asked from outside
 
@@ -321,6 +362,7 @@ class SwapEngine:
         """Bytes held on the device, on host, or in flight."""
         with self._lock:
             self._reap()
+            self._end_unneeded()
             return self.ledger.now["resident"] + self.ledger.now["host"]
 
     @_all_or_broken
@@ -328,6 +370,7 @@ class SwapEngine:
         """Counters and peaks."""
         with self._lock:
             self._reap()
+            self._end_unneeded()
             return self.ledger.stats(self.tier.allocated, self.tier.allocations)
 
     @_all_or_broken
@@ -335,6 +378,7 @@ class SwapEngine:
         """Begin to count anew, and give back what the tier has free."""
         with self._lock:
             self._reap()
+            self._end_unneeded()
             self.ledger.reset()
             self.tier.allocations = 0
             self.tier.trim()
@@ -344,14 +388,13 @@ class SwapEngine:
         if self.ledger.broken is None:
             self.ledger.broken = error
         with self._lock:
-            self._changed.notify_all()
+            self.back_end.wake()
 
     def leave_to_the_parent(self) -> None:
         """In a forked child: the copy thread, and whoever held the lock, exist in the parent only."""
         self.ledger.broken = ChildProcessError("this process was forked after the forward")
-        self.tier.close()
+        self.back_end.leave_to_the_parent()
 
     def close(self) -> None:
-        """Stop the thread and give the tier's memory back."""
-        self._thread.stop()
-        self.tier.close()
+        """Stop what runs, and give the host's memory back."""
+        self.back_end.close()

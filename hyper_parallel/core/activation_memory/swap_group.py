@@ -25,7 +25,7 @@ from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import PolicyError, ReplayMismatchError
 from ms_ops.autograd import alias, comes_from_a_parameter, is_parameter
 from ms_ops.catalogue import VIEWS
-from ms_ops.storage import Layout, tensor_over
+from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
 
 _VIEWS_AND_CASTS = VIEWS | {"Cast"}
@@ -56,10 +56,10 @@ class SwapHandle:
         found = group.engine.fetch(self)
         if isinstance(found, Tensor):
             return found
-        if self.layout.strides is None:
-            return tensor_over(found, self.layout)
+        if self.layout.strides is None and not group.is_smoothed:
+            return found.tensor(self.layout, self.piece)
         with unseen():
-            return tensor_over(found, self.layout)
+            return found.tensor(self.layout, self.piece)
 
     def wrote(self, written: Written) -> bool:
         """A tensor is about to be written; whether it is this one."""
@@ -123,6 +123,10 @@ class SwapGroup(Watched):
         self._written: dict[int, str] = {}
         """Why a handle can't be read any more, by its id: its tensor was written."""
         self._min_bytes = engine.settings.min_bytes
+        self.is_smoothed = not engine.back_end.ends_by_itself
+        """Whether what is on its way makes room for what is saved meanwhile, see `SwapEngine.saves`."""
+        self.saved = 0
+        """Bytes, however often each was saved."""
 
     @property
     def is_manual(self) -> bool:
@@ -157,15 +161,14 @@ class SwapGroup(Watched):
     def add(self, tensor: Tensor) -> Any:
         """What stands for `tensor` from now on: a handle, or something that keeps it if it is exempt."""
         nbytes = tensor.nbytes
-        if is_parameter(tensor):
+        if is_parameter(tensor) or (nbytes >= self._min_bytes and comes_from_a_parameter(tensor, _VIEWS_AND_CASTS)):
             self.left["parameter_bytes"] += nbytes
             return Kept(tensor)
         if nbytes < self._min_bytes or not nbytes:
             self.left["small_bytes"] += nbytes
             return Kept(tensor)
-        if comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
-            self.left["parameter_bytes"] += nbytes
-            return Kept(tensor)
+        if self.is_smoothed:
+            self.engine.saves(self, nbytes)
         handle = SwapHandle(self, tensor)
         self._handles.append(weakref.ref(handle))
         return handle
@@ -181,10 +184,13 @@ class SwapGroup(Watched):
         if id(handle) in self._written:
             raise ReplayMismatchError(self._written[id(handle)])
 
+    @property
+    def has_tensor_policy(self) -> bool:
+        """Whether there is one to ask."""
+        return self._tensor_policy is not None
+
     def wants(self, tensor: Tensor) -> bool:
-        """Ask the tensor policy, if there is one."""
-        if self._tensor_policy is None:
-            return True
+        """Ask the tensor policy."""
         answer = self._tensor_policy(tensor)
         if answer is CheckpointPolicy.MUST_SWAP:
             return True

@@ -7,28 +7,28 @@ before it, latest first, as long as the bytes loaded and not given up yet fit in
 Note: [The window is kept]
 What is loaded counts until its memory is given up, which is when the last operator that reads it has run. Backward
 dispatches operators long before they run; when it has come further than the window allows, it waits for them.
+
+Note: [Handed over]
+Where memory is freed in order (`BackEnd.frees_in_order`), what backward has been given needs no room any more when the
+next tensor is asked for: whatever that is copied into is handed out after the operators that read the first. So the
+engine lets go of a transfer as soon as all its handles have been read, and nothing has to be waited for. It is on host
+until its handles die, in case that it is read again.
 """
 
 import threading
 import time
-import weakref
-import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from hyper_parallel.core.activation_memory import prefetch_layers
+from hyper_parallel.core.activation_memory.scopes import unseen
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
+from hyper_parallel.core.activation_memory.swap_limits import Limits
 from hyper_parallel.core.activation_memory.swap_out import Offloads
-from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTensor
 from hyper_parallel.core.errors import HostMemoryError, SwapStateError
-from ms_ops.autograd import wait_for_operators
-from ms_ops.copy_thread import CopyThread
-from ms_ops.host import Tier
-from ms_ops.storage import tensor_over
+from ms_ops.backend import BackEnd
 
 _GROUPS_AHEAD = 2
 
@@ -45,11 +45,9 @@ class Loads:
     """Transfers from the moment when they are wanted until their memory is given up. Used under the engine's lock.
 
     Args:
-        settings: The limits.
-        tier: Where they come from.
+        limits: How much may be loaded ahead.
+        back_end: Moves bytes.
         ledger: Counts.
-        changed: The engine's condition variable.
-        thread: The copy thread.
         offloads: The way out.
         groups: The live groups, by their index.
         reap: Releases what nobody will read any more.
@@ -57,25 +55,28 @@ class Loads:
 
     def __init__(
         self,
-        settings: SwapSettings,
-        tier: Tier,
+        limits: Limits,
+        back_end: BackEnd,
         ledger: Ledger,
-        changed: threading.Condition,
-        thread: CopyThread,
         offloads: Offloads,
         groups: dict[int, Any],
         reap: Callable[[], None],
     ) -> None:
-        self._settings, self._tier, self._ledger = settings, tier, ledger
-        self._changed, self._thread, self._offloads, self._groups = changed, thread, offloads, groups
+        self._limits, self._ledger = limits, ledger
+        self._back_end, self._tier, self._offloads, self._groups = back_end, back_end.tier, offloads, groups
+        back_end.arrived = self._arrived
+        self._in_order = back_end.frees_in_order
         self._reap = reap
         self._readers: dict[int, _Reader] = {}
-        self._buffers: dict[int, tuple[weakref.ref, int, SwapTensor]] = {}
+        self._buffers: dict[int, tuple[Any, int, SwapTensor]] = {}
         self._given_up: deque[int] = deque()
         """Keys of buffers whose memory is free; filled by finalizers, which run on MindSpore's threads, too."""
         self._count = 0
         self._loaded: dict[int, SwapTensor] = {}
         """Loaded, and not read yet, in the order of loading."""
+        self._loading: dict[int, SwapTensor] = {}
+        self._last_end = 0.0
+        """When the last copy has ended, for the trace."""
 
     # ---- on the thread that reads
 
@@ -85,10 +86,18 @@ class Loads:
         Raises:
             HostMemoryError: They can't be read, or aren't what left.
         """
-        path = entry.group.path
         reader = self.enter(entry.group)
+        if entry.loaded is None:
+            self._get_late(entry, reader)
+        entry.was_read = True
+        self._loaded.pop(id(entry), None)
+        if reader.to_load:
+            self._prefetch(reader)
+
+    def _get_late(self, entry: SwapTensor, reader: _Reader) -> None:
+        path = entry.group.path
         entry.error = None
-        while entry.buffer is None:  # a tensor that was loaded may be evicted before this thread goes on
+        while entry.loaded is None:  # a tensor that was loaded may be evicted before this thread goes on
             if entry.state is SwapState.RELEASED:
                 raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
             self.check(entry)
@@ -96,13 +105,29 @@ class Loads:
                 self._ledger.count(path, "late_loads", 1)
                 self._make_room(entry)
                 if entry.state is SwapState.ON_HOST:  # making room lets other threads go on
-                    self._load(entry, urgent=True)
+                    self._load([entry], urgent=True)
             else:
-                self._thread.hurry(entry)
+                self._back_end.hurry(entry)
             self._prefetch(reader)
-            self._ledger.wait(self._changed, lambda: entry.state is not SwapState.LOADING, path, f"load {entry.label}")
+            is_there = lambda: entry.state is not SwapState.LOADING  # noqa: E731
+            self._ledger.wait(self._back_end, is_there, path, f"load {entry.label}", entry)
+
+    def read_on_device(self, entry: SwapTensor) -> None:
+        """Backward reads a transfer that has not left the device."""
+        reader = self.enter(entry.group)
         entry.was_read = True
-        self._loaded.pop(id(entry), None)
+        if reader.to_load:
+            self._prefetch(reader)
+
+    def hand_over(self, entry: SwapTensor, reader: int) -> None:
+        """One of its handles, whose id is given, has been read: Note: [Handed over]."""
+        if entry.readers is None:
+            entry.readers, entry.unread = set(), entry.handles
+        if reader not in entry.readers:
+            entry.readers.add(reader)
+            entry.unread -= 1
+        if entry.unread <= 0 and entry.state is SwapState.LOADED:
+            self._give_up(entry)
 
     def check(self, entry: SwapTensor) -> None:
         """Raise HostMemoryError if the last load failed."""
@@ -139,15 +164,20 @@ class Loads:
         reader.to_load = deque(entry for each in ahead for entry in reversed(each.entries))
 
     def _prefetch(self, reader: _Reader) -> None:
-        to_load = reader.to_load
+        to_load, window, wanted = reader.to_load, self._limits.window, []
+        loaded = self._ledger.now["window"]
+        if self._in_order and loaded > window - window // 4:
+            return  # a launch of several costs hardly more than one
         while to_load:
             entry = to_load[0]
             if entry.state is SwapState.ON_HOST and not entry.was_read:
-                loaded = self._ledger.now["window"]
-                if loaded and loaded + entry.nbytes > self._settings.window:
-                    return
-                self._load(entry, urgent=False)
+                if loaded and loaded + entry.nbytes > window:
+                    break
+                wanted.append(entry)
+                loaded += entry.nbytes
             to_load.popleft()
+        if wanted:
+            self._load(wanted, urgent=False)
 
     def _make_room(self, needed: SwapTensor) -> None:
         """Keep to the window: give up what was loaded too early, then wait for the operators that read the rest."""
@@ -155,19 +185,18 @@ class Loads:
         def fits() -> bool:
             self._reap()
             loaded = self._ledger.now["window"]
-            return not loaded or loaded + needed.nbytes <= self._settings.window
+            return not loaded or loaded + needed.nbytes <= self._limits.window
+
+        if self._in_order and not fits():
+            self._back_end.advance(lambda: True, *self._loading.values())
 
         for entry in reversed(list(self._loaded.values())):
             if fits():
                 return
             self._evict(entry)
-        if not fits():
+        if not self._in_order and not fits():
             begin = time.perf_counter()
-            self._changed.release()
-            try:
-                wait_for_operators()
-            finally:
-                self._changed.acquire()
+            self._back_end.wait_for_readers()
             self._reap()
             for key, (_, nbytes, entry) in list(self._buffers.items()):
                 if entry.state is SwapState.RELEASED:  # no operator reads it any more: it is the user's now
@@ -178,94 +207,93 @@ class Loads:
     def _evict(self, entry: SwapTensor) -> None:
         if entry.state is SwapState.LOADED and not entry.was_read and not entry.is_wanted:
             del self._loaded[id(entry)]
-            entry.move(SwapState.ON_HOST)
-            entry.buffer = entry.tensor = None
-            self._ledger.move("resident", -entry.nbytes)
+            self._give_up(entry)
             self._ledger.count(entry.group.path, "evicted_bytes", entry.nbytes)
+
+    def _give_up(self, entry: SwapTensor) -> None:
+        """It is on host only, as far as the engine is concerned."""
+        entry.move(SwapState.ON_HOST)
+        self._let_go(entry)
+        self._ledger.move("resident", -entry.nbytes)
+
+    def _let_go(self, entry: SwapTensor) -> None:
+        """Its memory may be used for something else; where that isn't in order, it shows later."""
+        if self._in_order and entry.loaded is not None:
+            self._ledger.move("window", -entry.nbytes)
+        entry.loaded = None
 
     # ---- the copy
 
-    def launch(self, entry: SwapTensor) -> None:
-        """The user wants it: load it, whatever the window says."""
-        entry.error = None
-        entry.is_wanted = True
-        self._load(entry, urgent=False)
+    def launch(self, entries: list[SwapTensor]) -> None:
+        """The user wants these: load them, whatever the window says."""
+        for entry in entries:
+            entry.error = None
+            entry.is_wanted = True
+        if entries:
+            self._load(entries, urgent=False)
 
-    def _load(self, entry: SwapTensor, urgent: bool) -> None:
-        entry.move(SwapState.LOADING)
-        self._ledger.move("window", entry.nbytes)
-        self._ledger.move("resident", entry.nbytes)
-        self._thread.submit(entry, self._read, urgent=urgent)
+    def _load(self, entries: list[SwapTensor], urgent: bool) -> None:
+        for entry in entries:
+            entry.move(SwapState.LOADING)
+            self._ledger.move("window", entry.nbytes)
+            self._ledger.move("resident", entry.nbytes)
+            if self._in_order:
+                self._loading[id(entry)] = entry
+        with unseen():
+            self._back_end.load(entries, urgent)
 
     def cancel(self, entry: SwapTensor) -> None:
         """Nobody will read it any more."""
-        if entry.state is SwapState.LOADING and not entry.busy and self._thread.cancel(entry):
+        if entry.state is SwapState.LOADING and not entry.busy and self._back_end.take_back(entry):
             self._ledger.move("window", -entry.nbytes)
         self._loaded.pop(id(entry), None)
         self._ledger.move("resident", -entry.nbytes)
-        entry.buffer = entry.tensor = None
+        self._let_go(entry)
 
-    def _read(self, entry: SwapTensor) -> None:
-        """On the copy thread, called with the lock held."""
-        assert entry.state is SwapState.LOADING
-        entry.busy = True
-        begin = time.perf_counter()
-        self._changed.release()
-        error, buffer, tensor = None, None, None
-        try:
-            buffer = np.empty(entry.span, np.uint8)
-            assert entry.slot is not None
-            self._tier.read(entry.slot, buffer)
-            if entry.checksum is not None and zlib.crc32(buffer.data) != entry.checksum:
-                raise OSError("its bytes aren't those that left")
-            if len(entry.pieces) == 1 and entry.first.strides is None:
-                tensor = tensor_over(buffer, entry.first)
-        except BaseException as caught:
-            error, buffer, tensor = caught, None, None
-        finally:
-            self._changed.acquire()
-        entry.busy = False
-        if buffer is None or entry.state is SwapState.RELEASED:
+    def _arrived(self, entry: SwapTensor, loaded: Any, error: BaseException | None, begin: float) -> None:
+        """Its copy has ended; called with the lock held, on any thread."""
+        self._loading.pop(id(entry), None)
+        if error is not None or entry.state is SwapState.RELEASED:
             self._ledger.move("window", -entry.nbytes)
         if entry.state is SwapState.RELEASED:
             self._offloads.free_slot(entry)
-        elif buffer is None:
+        elif error is not None:
             entry.error = error
             entry.move(SwapState.ON_HOST)
             self._ledger.move("resident", -entry.nbytes)
         else:
-            self._follow(buffer, entry)
-            entry.buffer, entry.tensor, entry.was_read = buffer, tensor, False
+            if not self._in_order:
+                self._follow(loaded, entry)
+            entry.loaded, entry.was_read, entry.readers = loaded, False, None
             self._loaded[id(entry)] = entry
             entry.move(SwapState.LOADED)
             self._ledger.count(entry.group.path, "loaded_bytes", entry.nbytes)
         if self._ledger.trace is not None:
             arrived = entry.nbytes if entry.state is SwapState.LOADED else 0
-            self._ledger.trace.span(
-                "load", entry.label, begin, time.perf_counter(), bytes=arrived, cell=entry.group.path
-            )
-        self.go_on()
-        self._changed.notify_all()
-
-    def go_on(self) -> None:
-        """On the copy thread: take back what was given up, and load what comes next."""
-        self._reap()
-        for reader in list(self._readers.values()):
-            self._prefetch(reader)
+            begin, end = max(begin, self._last_end), time.perf_counter()  # Note: [Tracks of a trace]
+            self._last_end = end
+            self._ledger.trace.span("load", entry.label, begin, end, bytes=arrived, cell=entry.group.path)
+        if not self._in_order:
+            self._reap()
+            for reader in list(self._readers.values()):
+                self._prefetch(reader)
 
     # ---- memory that is given up
 
-    def _follow(self, buffer: np.ndarray, entry: SwapTensor) -> None:
+    def _follow(self, loaded: Any, entry: SwapTensor) -> None:
         key = self._count = self._count + 1
         given_up = self._given_up
-        self._buffers[key] = (weakref.ref(buffer, lambda _: given_up.append(key)), entry.nbytes, entry)
+        self._buffers[key] = (self._back_end.follow(loaded, lambda: given_up.append(key)), entry.nbytes, entry)
 
     def take_back(self) -> None:
         """Count what has been given up since."""
+        nbytes = 0
         while self._given_up:
             found = self._buffers.pop(self._given_up.popleft(), None)
             if found is not None:
-                self._ledger.move("window", -found[1])
+                nbytes += found[1]
+        if nbytes:
+            self._ledger.move("window", -nbytes)
 
     def forget(self, group: Any) -> None:
         """Nothing of the group is left."""

@@ -42,17 +42,27 @@ class Ledger:
         if self.trace is not None:
             self.trace.levels(self.now)
 
-    def wait(self, changed: Any, condition: Callable[[], bool], path: str, why: str) -> None:
-        """Wait on a condition variable until `condition()` holds.
+    def wait(self, back_end: Any, condition: Callable[[], bool], path: str, why: str, *loads: Any) -> None:
+        """See to it that `condition()` holds; block only where the back end has no other way.
+
+        Args:
+            back_end: Ends transfers.
+            condition: What is waited for.
+            path: The region.
+            why: For the trace.
+            loads: The loads that are waited for; none: what is on its way to host.
 
         Raises:
             SwapStateError: It never will.
         """
         if condition():
             return
+        back_end.advance(condition, *loads)
+        if condition():
+            return
         begin = time.perf_counter()
         try:
-            changed.wait_for(lambda: self.broken is not None or condition())
+            back_end.wait(lambda: self.broken is not None or condition())
         except BaseException as error:
             self.interrupted = error
             raise

@@ -16,7 +16,7 @@ from hyper_parallel.core.activation_memory import prefetch_layers
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_by_hand import GroupName, SwapByHand
-from hyper_parallel.core.activation_memory.swap_configuration import agreed, tier_of
+from hyper_parallel.core.activation_memory.swap_configuration import agreed, back_end_of, check_folder
 from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
@@ -304,10 +304,10 @@ class SwapManager(SwapByHand):
         with self._creating:
             engine = self._engine
             if engine is None:
-                engine = SwapEngine(self.settings, tier_of(self.settings))
+                engine = SwapEngine(self.settings, back_end_of(self.settings))
             elif engine.ledger.broken is not None:
                 engine.close()
-                engine = SwapEngine(self.settings, tier_of(self.settings), engine.ledger.continued())
+                engine = SwapEngine(self.settings, back_end_of(self.settings), engine.ledger.continued())
             self._engine = engine
             return engine
 
@@ -350,8 +350,7 @@ class SwapManager(SwapByHand):
                 raise SwapStateError(
                     f"swap settings can't change ({source}) while a trace is recorded to {trace.file}; stop() it first"
                 )
-            tier = tier_of(settings)
-            tier.close()
+            check_folder(settings)
             if self._engine is not None:
                 live = self.stats().live_bytes
                 if live:

@@ -11,17 +11,18 @@ looked at whenever a region begins; if backward arrives first, it never leaves.
 
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hyper_parallel.core.activation_memory.scopes import unseen
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
+from hyper_parallel.core.activation_memory.swap_limits import Limits
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, SwapTensor
 from hyper_parallel.core.errors import HostMemoryError
-from ms_ops.copy_thread import CopyThread
-from ms_ops.host import Tier, TierFull, slot_bytes
+from ms_ops.backend import BackEnd
+from ms_ops.host import TierFull, slot_bytes
 
 GRACE_SECONDS = 0.02
 
@@ -31,28 +32,27 @@ class Offloads:
 
     Args:
         settings: The limits.
-        tier: Where they go.
+        limits: How much may be on its way.
+        back_end: Moves bytes.
         ledger: Counts.
-        changed: The engine's condition variable.
-        thread: The copy thread.
         on_host: Called when a transfer has left the device.
     """
 
     def __init__(
         self,
         settings: SwapSettings,
-        tier: Tier,
+        limits: Limits,
+        back_end: BackEnd,
         ledger: Ledger,
-        changed: threading.Condition,
-        thread: CopyThread,
         on_host: Callable[[SwapTensor], None],
     ) -> None:
         self._failures: dict[int, BaseException] = {}
         """Why a copy of what a thread swapped has failed, until that thread has been told."""
         self._told: dict[int, int] = {}
         """Up to which group each thread has been told: a step fails once, however many of its copies do."""
-        self._settings, self._tier, self._ledger = settings, tier, ledger
-        self._changed, self._thread, self._on_host = changed, thread, on_host
+        self._settings, self._limits, self._ledger = settings, limits, ledger
+        self._back_end, self._tier, self._on_host = back_end, back_end.tier, on_host
+        back_end.sent = self._sent
         self._held: dict[int, list[SwapTensor]] = {}
         """What each thread's last group sends."""
         self._elsewhere: list[SwapTensor] = []
@@ -60,6 +60,8 @@ class Offloads:
         self._waiting: deque[SwapTensor] = deque()
         """Launched, but above the limit `pending`."""
         self._waiting_bytes = 0
+        self._last_end = 0.0
+        """When the last copy has ended, for the trace."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -79,9 +81,7 @@ class Offloads:
     @property
     def is_idle(self) -> bool:
         """Whether a region may begin without asking."""
-        return (
-            not self._held and not self._elsewhere and self.failure is None and self.backlog <= self._settings.pending
-        )
+        return not self._held and not self._elsewhere and self.failure is None and self.backlog <= self._limits.pending
 
     def take_slot(self, entry: SwapTensor) -> bool:
         """Find room on host; False if there is none, so that it stays on the device.
@@ -106,7 +106,7 @@ class Offloads:
         """A group has closed: launch these when something comes after them."""
         if entries:
             self._held[threading.get_ident()] = list(entries)
-            self._thread.later(GRACE_SECONDS, self._launch_all_held)
+            self._back_end.later(GRACE_SECONDS, self._launch_all_held)
 
     def begin_region(self) -> None:
         """There is computation after the group that this thread holds."""
@@ -136,12 +136,19 @@ class Offloads:
                     continue
                 if entry.is_held_elsewhere:
                     self._elsewhere.append(entry)
-                elif entry.slot is not None or self.take_slot(entry):
+                elif entry.slot is not None or self._take_slot_late(entry):
                     entry.move(SwapState.OFFLOADING)
                     self._waiting.append(entry)
                     self._waiting_bytes += entry.nbytes
         finally:
             self._submit()  # also when there is no room for one of them: somebody may wait for the others
+
+    def _take_slot_late(self, entry: SwapTensor) -> bool:
+        """After its group has closed: what has used the slot until now comes before the copy, too."""
+        found = self.take_slot(entry)
+        if found:
+            entry.ready = self._back_end.ready(entry.ready)
+        return found
 
     def is_deferred(self, entry: SwapTensor) -> bool:
         """Whether it is launched, but other code has held it so far."""
@@ -163,15 +170,19 @@ class Offloads:
         entry.stays = True
 
     def _submit(self) -> None:
+        entries = []
         while self._waiting:
             entry = self._waiting[0]
             pending = self._ledger.now["pending"]
-            if pending and pending + entry.nbytes > self._settings.pending:
-                return
+            if pending and pending + entry.nbytes > self._limits.pending:
+                break
             self._waiting.popleft()
             self._waiting_bytes -= entry.nbytes
             self._ledger.move("pending", entry.nbytes)
-            self._thread.submit(entry, self._write)
+            entries.append(entry)
+        if entries:
+            with unseen():
+                self._back_end.send(entries)
 
     def cancel(self, entry: SwapTensor) -> None:
         """Backward needs it, or nobody does any more: it stays, unless it is being written already."""
@@ -181,7 +192,7 @@ class Offloads:
             return
         if entry.state is not SwapState.OFFLOADING or entry.busy:
             return
-        if self._thread.cancel(entry):
+        if self._back_end.take_back(entry):
             self._ledger.move("pending", -entry.nbytes)
         else:
             self._waiting.remove(entry)
@@ -194,27 +205,8 @@ class Offloads:
         for thread, entries in self._held.items():
             self._held[thread] = [entry for entry in entries if entry.group is not group]
 
-    def _write(self, entry: SwapTensor) -> None:
-        """On the copy thread, called with the lock held."""
-        if entry.state is not SwapState.OFFLOADING:
-            return
-        buffers, entry.busy = _buffers(entry.pieces), True
-        begin = time.perf_counter()
-        self._changed.release()
-        error = None
-        try:
-            assert entry.slot is not None
-            if self._settings.verify:
-                entry.checksum = 0
-                for buffer in buffers:
-                    entry.checksum = zlib.crc32(buffer, entry.checksum)
-            self._tier.write(entry.slot, buffers)
-        except BaseException as caught:  # raised to the user by the next call on a thread of theirs
-            error = caught
-        finally:
-            del buffers
-            self._changed.acquire()
-        entry.busy = False
+    def _sent(self, entry: SwapTensor, error: BaseException | None, begin: float) -> None:
+        """Its copy has ended; called with the lock held, on any thread."""
         self._ledger.move("pending", -entry.nbytes)
         if entry.state is SwapState.RELEASED:
             self.free_slot(entry)
@@ -234,11 +226,10 @@ class Offloads:
             self._on_host(entry)
         if self._ledger.trace is not None:
             arrived = entry.nbytes if entry.state is SwapState.ON_HOST else 0
-            self._ledger.trace.span(
-                "offload", entry.label, begin, time.perf_counter(), bytes=arrived, cell=entry.group.path
-            )
+            begin, end = max(begin, self._last_end), time.perf_counter()  # Note: [Tracks of a trace]
+            self._last_end = end
+            self._ledger.trace.span("offload", entry.label, begin, end, bytes=arrived, cell=entry.group.path)
         self._submit()
-        self._changed.notify_all()
 
     def free_slot(self, entry: SwapTensor) -> None:
         """The tier may use its slot again."""
@@ -264,7 +255,6 @@ class Offloads:
 
 
 _ALIGNMENT = 64
-_ZEROS = bytes(_ALIGNMENT)
 
 
 def fused(pieces: list[Piece], most: int) -> list[list[Piece]]:
@@ -280,16 +270,3 @@ def fused(pieces: list[Piece], most: int) -> list[list[Piece]]:
         transfers[-1].append(piece)
         end = begin + piece.nbytes
     return transfers
-
-
-def _buffers(pieces: list[Piece]) -> list[Any]:
-    """The bytes of a transfer, in order; they hold the storages."""
-    found: list[Any] = []
-    end = 0
-    for piece in pieces:
-        if piece.offset > end:
-            found.append(memoryview(_ZEROS)[: piece.offset - end])
-        assert piece.storage is not None
-        found.append(piece.storage.array().data)
-        end = piece.offset + piece.nbytes
-    return found

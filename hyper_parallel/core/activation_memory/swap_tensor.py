@@ -14,12 +14,9 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from mindspore import Tensor
-
 from hyper_parallel.core.errors import SwapStateError
 from ms_ops.host import Slot
-from ms_ops.storage import Layout, Storage
+from ms_ops.storage import Layout
 
 
 class SwapState(enum.Enum):
@@ -59,21 +56,25 @@ for _state, _next in LEGAL.items():
 class Piece:
     """One storage in a transfer."""
 
-    __slots__ = ("holders", "nbytes", "offset", "storage")
+    __slots__ = ("address", "holders", "layout", "nbytes", "offset", "storage")
 
-    def __init__(self, storage: Storage, holders: list[Callable[[], Any]]) -> None:
-        self.storage: Storage | None = storage
+    def __init__(self, storage: Any, layout: Layout, holders: list[Callable[[], Any]] | None) -> None:
+        self.storage: Any = storage
         """The bytes on the device, while they are there."""
+        self.address = storage.address
+        """Where they began, while they were there."""
+        self.layout = layout
+        """Of the tensor for which the storage was taken over."""
         self.nbytes = storage.nbytes
         self.offset = 0
         """Where its bytes begin in the transfer."""
         self.holders = holders
-        """Weak references to what other code holds of this storage."""
+        """Weak references to what other code holds of this storage, if it holds something."""
 
     @property
     def is_held_elsewhere(self) -> bool:
         """Whether other code holds the storage, so that moving it would free nothing."""
-        return bool(self.holders) and any(holder() is not None for holder in self.holders)
+        return self.holders is not None and any(holder() is not None for holder in self.holders)
 
 
 class SwapTensor:
@@ -82,7 +83,6 @@ class SwapTensor:
     __slots__ = (
         "_holders",
         "begins_waited",
-        "buffer",
         "busy",
         "checksum",
         "error",
@@ -90,24 +90,30 @@ class SwapTensor:
         "group",
         "handles",
         "is_wanted",
+        "loaded",
         "nbytes",
         "pieces",
+        "readers",
+        "ready",
         "slot",
         "span",
         "state",
         "stays",
-        "tensor",
+        "unread",
         "was_read",
         "why_released",
     )
 
-    def __init__(self, pieces: list[Piece], group: Any, layout: Layout) -> None:
+    def __init__(self, pieces: list[Piece], group: Any) -> None:
         self.pieces = pieces
         self.group = group
-        self.first = layout
+        self.first = pieces[0].layout
         """Of the tensor for which its first storage was taken over."""
-        self.nbytes = pieces[0].nbytes if len(pieces) == 1 else sum(piece.nbytes for piece in pieces)
-        self._holders = [holder for piece in pieces for holder in piece.holders]
+        self.nbytes = pieces[0].nbytes
+        self._holders = pieces[0].holders
+        if len(pieces) > 1:
+            self.nbytes = sum(piece.nbytes for piece in pieces)
+            self._holders = None  # what other code holds doesn't travel with others
         self.span = pieces[-1].offset + pieces[-1].nbytes
         """Bytes on host, with what lies between the pieces."""
         self.state = SwapState.RESIDENT
@@ -117,20 +123,29 @@ class SwapTensor:
         """On the device: backward has read it there already, or the host has no room."""
         self.slot: Slot | None = None
         self.handles = 0
-        self.buffer: np.ndarray | None = None
+        self.ready: Any = None
+        """When its tensors were there, for the back end."""
+        self.loaded: Any = None
         """The bytes, on the device again."""
-        self.tensor: Tensor | None = None
-        """The tensor over them, if it is all of the transfer."""
+        self.readers: set[int] | None = None
+        """Which handles have read it since; see Note: [Handed over]."""
+        self.unread = 0
+        """How many haven't."""
         self.is_wanted = False
         """The user has asked for it: it isn't given up for something else, until backward has read it."""
         self.was_read = False
         """Backward has read it, since it was loaded if it was."""
         self.busy = False
-        """A copy thread works on it: the slot stays taken until it is done."""
+        """A copy is in flight: the slot stays taken until it has ended."""
         self.checksum: int | None = None
         """Of what left, if it is to be compared with what comes back."""
         self.error: BaseException | None = None
         self.why_released = "nobody held it any more"
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether somebody will read it, as far as is known."""
+        return self.state is not SwapState.RELEASED
 
     @property
     def label(self) -> str:
@@ -142,7 +157,7 @@ class SwapTensor:
     @property
     def is_held_elsewhere(self) -> bool:
         """Whether other code holds its bytes, so that moving them would free nothing."""
-        return bool(self._holders) and any(holder() is not None for holder in self._holders)
+        return self._holders is not None and any(holder() is not None for holder in self._holders)
 
     def move(self, to: SwapState) -> None:
         """Change the state.

@@ -1,0 +1,30 @@
+"""`Limits`: how many bytes may be on their way to host, and loaded ahead of backward."""
+
+from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
+
+
+class Limits:
+    """What the settings say; where they say nothing and a device orders its copies by itself, what suits the regions.
+
+    Note: [Limits that fit]
+    A device copies while it computes only if what it may have on its way is about what a region sends: with less,
+    every region waits for its own copies. Regions on such devices differ in size by orders of magnitude. So a limit
+    that nobody has set follows the largest region seen: all of it may be on its way to host while the next region
+    computes, and half of it may be loaded ahead.
+
+    Args:
+        settings: The user's.
+        fit: Whether limits follow the regions.
+    """
+
+    def __init__(self, settings: SwapSettings, fit: bool) -> None:
+        self.pending, self.window = int(settings.pending), int(settings.window)
+        self._fit_pending = fit and "pending" not in settings.model_fields_set
+        self._fit_window = fit and "window" not in settings.model_fields_set
+
+    def has_seen(self, nbytes: int) -> None:
+        """A region sends so many bytes."""
+        if self._fit_pending and nbytes > self.pending:
+            self.pending = nbytes
+        if self._fit_window and nbytes > 2 * self.window:
+            self.window = nbytes // 2

@@ -1,0 +1,314 @@
+"""`AscendBackEnd`: transfers as copies on streams of their own, ordered by events; see `ms_ops.ascend.order`.
+
+Note: [Batches]
+What one call launches is a batch or several: one event each, and one wait when it ends. A batch to host is a quarter of
+what is launched at once, so that its memory can be given back piece by piece while the next region computes.
+
+Note: [Who ends a transfer]
+Nobody is told when a copy has run, and nobody needs to be: a transfer has ended when the owner's stream was told to
+wait for it. The later that is, the longer the copy may overlap with computation, and the longer its memory is taken.
+The engine asks for it (`wait`, `let`) when a limit says so; a load ends when its tensor is read.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor
+
+from ms_ops.ascend import copies, order
+from ms_ops.ascend.pinned import PinnedTier
+from ms_ops.autograd import without_history, without_precision
+from ms_ops.backend import BackEnd, NotSupported
+from ms_ops.copy_thread import CopyThread
+from ms_ops.storage import Layout
+
+_NEEDED = ("Stream", "Event", "StreamCtx", "current_stream", "synchronize")
+_BATCHES = 4
+_SMALLEST_BATCH = 2**20
+
+
+def check_runtime() -> None:
+    """Raise NotSupported if MindSpore lacks something, naming it."""
+    runtime = getattr(ms, "runtime", None)
+    missing = [f"mindspore.runtime.{name}" for name in _NEEDED if not hasattr(runtime, name)]
+    storage = getattr(Tensor, "untyped_storage", None)
+    if storage is None:
+        missing.append("Tensor.untyped_storage")
+    if missing:
+        raise NotSupported(f"MindSpore {ms.__version__} lacks what swapping on Ascend needs: {', '.join(missing)}")
+
+
+class _Ready:
+    """An event on the owner's stream; it is used again when nothing refers to this any more."""
+
+    __slots__ = ("_back", "event", "is_waited_for", "owner")
+
+    def __init__(self, event: Any, owner: Any, back: deque) -> None:
+        self.event, self.owner, self._back = event, owner, back
+        self.is_waited_for = False
+        """By the stream that copies to host."""
+
+    def __del__(self) -> None:
+        self._back.append(self.event)  # on any thread: appending is all that is safe here
+
+
+class _Batch:
+    """Transfers that end together."""
+
+    __slots__ = ("begin", "event", "held", "loaded", "owner", "transfers")
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.transfers: list[Any] = []
+        self.held: list[Any] = []
+        """Kept alive until it ends."""
+        self.loaded: list[Any] = []
+        self.event: Any = None
+        self.begin = time.perf_counter()
+
+
+class _Loaded:
+    """What came back: a tensor of what left, or of uint8."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def tensor(self, layout: Layout, piece: Any) -> Tensor:
+        loaded = self._tensor
+        if layout.strides is None and loaded.shape == layout.shape and loaded.dtype == layout.dtype:
+            return loaded
+        with without_history():
+            flat = loaded if loaded.dtype == ms.uint8 and loaded.ndim == 1 else loaded.view(-1).view(ms.uint8)
+            if piece.nbytes != flat.nbytes:
+                flat = flat[piece.offset : piece.offset + piece.nbytes]
+            return copies.tensor_in(flat, layout, piece.offset)
+
+
+class AscendBackEnd(BackEnd):
+    """Copies by the device, one stream per direction.
+
+    Args:
+        limit: Most bytes of pinned memory.
+        verify: Compare what comes back with what left; waits for the device for every transfer.
+
+    Raises:
+        NotSupported: MindSpore lacks something.
+        TierFull: The limit is more than the machine has.
+    """
+
+    frees_in_order = True
+    ends_by_itself = False
+
+    def __init__(self, limit: int, verify: bool = False) -> None:
+        super().__init__()
+        check_runtime()
+        self.tier = PinnedTier(limit, self._wait_on_host)
+        self._verify = verify
+        self._timer = CopyThread(self.lock, lambda error: self.failed(error))
+        self._streams: tuple[Any, Any] | None = None
+        self._events: deque[Any] = deque()
+        """Not in use; filled by finalizers, too."""
+        self._sends: deque[_Batch] = deque()
+        self._loads: deque[_Batch] = deque()
+        self._owners: set[int] = set()
+
+    # ---- what the engine asks
+
+    def storage_of(self, tensor: Tensor) -> "copies.DeviceStorage | None":
+        return copies.DeviceStorage.of(tensor)
+
+    def ready(self, before: Any = None) -> _Ready:
+        owner = ms.runtime.current_stream() if before is None else before.owner
+        self._owners.add(owner.id)
+        event = self._event()
+        order.record_ready(event, owner)
+        return _Ready(event, owner, self._events)
+
+    def send(self, transfers: Sequence[Any]) -> None:
+        to_host, _ = self._both()
+        self._order_directions(*self._both())
+        largest = max(_SMALLEST_BATCH, sum(transfer.nbytes for transfer in transfers) // _BATCHES)
+        batch: _Batch | None = None
+        nbytes = 0
+        with ms.runtime.StreamCtx(to_host), without_precision():
+            for transfer in transfers:
+                ready = transfer.ready
+                if batch is not None and (nbytes >= largest or ready.owner is not batch.owner):
+                    self._is_sent_by(batch, to_host)
+                    batch, nbytes = None, 0
+                if batch is None:
+                    batch = _Batch(ready.owner)
+                if not ready.is_waited_for:
+                    order.wait_until_ready(to_host, ready.event)
+                    ready.is_waited_for = True
+                self._send(batch, transfer)
+                nbytes += transfer.nbytes
+            if batch is not None:
+                self._is_sent_by(batch, to_host)
+
+    def _send(self, batch: _Batch, transfer: Any) -> None:
+        order.begin_use_of_slot(transfer)
+        batch.transfers.append(transfer)
+        if self._verify:
+            transfer.checksum = _checksum_of(transfer.pieces)
+        for piece in transfer.pieces:
+            order.hold_source(batch, piece.storage)
+            piece.storage.send(transfer.slot, piece.offset)
+
+    def _is_sent_by(self, batch: _Batch, to_host: Any) -> None:
+        batch.event = self._event()
+        order.record_sent(batch.event, to_host)
+        self._sends.append(batch)
+
+    def load(self, transfers: Sequence[Any], urgent: bool = False) -> None:
+        to_host, to_device = self._both()
+        owner = ms.runtime.current_stream()
+        self._owners.add(owner.id)
+        self._order_directions(to_device, to_host)
+        batch = _Batch(owner)
+        with without_history():
+            for transfer in transfers:
+                order.begin_use_of_slot(transfer)
+                tensor = self._allocate(transfer)
+                order.hold_destination(batch, tensor)
+                batch.loaded.append(tensor)
+            allocated = self._event()
+            order.record_allocated(allocated, owner)
+            order.wait_until_allocated(to_device, allocated)
+            self._events.append(allocated)
+            with ms.runtime.StreamCtx(to_device):
+                for transfer, tensor in zip(transfers, batch.loaded, strict=True):
+                    batch.transfers.append(transfer)
+                    copies.load(tensor, transfer.slot)
+        batch.event = self._event()
+        order.record_loaded(batch.event, to_device)
+        self._loads.append(batch)
+
+    @staticmethod
+    def _allocate(transfer: Any) -> Tensor:
+        if len(transfer.pieces) == 1 and copies.is_plain(transfer.first, transfer.slot):
+            return copies.allocate(transfer.first)
+        return copies.allocate_bytes(transfer.span)
+
+    def take_back(self, transfer: Any) -> bool:
+        return False  # the copy is queued
+
+    def hurry(self, transfer: Any) -> None:
+        """Loads run in the order in which they were launched."""
+
+    def advance(self, condition: Callable[[], bool], *loads: Any) -> None:
+        for transfer in loads:
+            self._end_load(transfer)
+        while self._sends and not condition():
+            self._end_send(self._sends.popleft())
+
+    def end_unneeded(self) -> bool:
+        for batches, end in ((self._sends, self._end_send), (self._loads, self._end_loads)):
+            for batch in list(batches):
+                if not any(transfer.is_needed for transfer in batch.transfers):
+                    batches.remove(batch)
+                    end(batch)
+        return any(not each.is_needed for batch in (*self._sends, *self._loads) for each in batch.transfers)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        if not condition():
+            raise RuntimeError("nothing is on its way that could make true what is waited for")
+
+    def wait_for_readers(self) -> None:
+        """Nothing: memory is freed in order."""
+
+    def wake(self) -> None:
+        """Nothing: nobody blocks."""
+
+    def follow(self, loaded: Any, given_up: Callable[[], None]) -> None:
+        """Nothing: memory is freed in order."""
+
+    def _end_send(self, batch: _Batch) -> None:
+        order.wait_until_sent(batch.owner, batch.event)
+        self._events.append(batch.event)
+        order.let_sources_go(batch)
+        for transfer in batch.transfers:
+            order.end_use_of_slot(transfer)
+            self.sent(transfer, None, batch.begin)
+
+    def _end_load(self, transfer: Any) -> None:
+        """The reader waits for this load; those before it have run by then, too."""
+        for index, batch in enumerate(self._loads):
+            if any(each is transfer for each in batch.transfers):
+                self._end_loads(*[self._loads.popleft() for _ in range(index + 1)])
+                return
+
+    def _end_loads(self, *batches: _Batch) -> None:
+        streams = {stream.id: stream for stream in (ms.runtime.current_stream(), *(batch.owner for batch in batches))}
+        for stream in streams.values():
+            order.wait_until_loaded(stream, batches[-1].event)
+        for batch in batches:
+            self._events.append(batch.event)
+            order.let_destinations_go(batch)
+            for transfer, tensor in zip(batch.transfers, batch.loaded, strict=True):
+                order.end_use_of_slot(transfer)
+                self.arrived(transfer, _Loaded(tensor), self._compared(transfer, tensor), batch.begin)
+            batch.loaded.clear()
+
+    def _compared(self, transfer: Any, tensor: Tensor) -> BaseException | None:
+        if transfer.checksum is None or _checksum_in(tensor, transfer) == transfer.checksum:
+            return None
+        return OSError("its bytes aren't those that left")
+
+    def later(self, seconds: float, function: Callable[[], None]) -> None:
+        self._timer.later(seconds, function)
+
+    def close(self) -> None:
+        self._timer.stop()
+        self._wait_on_host()
+        self._sends.clear()
+        self._loads.clear()
+        self.tier.close()
+
+    def leave_to_the_parent(self) -> None:
+        """Nothing can be given back: the device is the parent's."""
+
+    # ---- streams and events
+
+    def _both(self) -> tuple[Any, Any]:
+        if self._streams is None:
+            self._streams = ms.runtime.Stream(), ms.runtime.Stream()
+        return self._streams
+
+    def _event(self) -> Any:
+        try:
+            return self._events.popleft()
+        except IndexError:
+            return ms.runtime.Event()
+
+    def _order_directions(self, later: Any, earlier: Any) -> None:
+        if len(self._owners) > 1:
+            event = self._event()
+            order.let_copies_wait(later, earlier, event)
+            self._events.append(event)
+
+    def _wait_on_host(self) -> None:
+        if self._streams is not None:
+            order.wait_on_host(*self._streams)
+
+
+def _checksum_of(pieces: Sequence[Any]) -> int:
+    total = 0
+    for piece in pieces:
+        total = piece.storage.checksum(total)
+    return total
+
+
+def _checksum_in(tensor: Tensor, transfer: Any) -> int:
+    """Of what came back."""
+    if len(transfer.pieces) == 1:
+        return copies.checksum(tensor)
+    total = 0
+    for piece in transfer.pieces:
+        total = copies.checksum(tensor[piece.offset : piece.offset + piece.nbytes], total)
+    return total

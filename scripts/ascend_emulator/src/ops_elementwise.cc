@@ -144,9 +144,9 @@ using One = double (*)(double x);
 UNARY(Abs, std::fabs(x)) UNARY(Neg, -x) UNARY(Exp, std::exp(x)) UNARY(Expm1, std::expm1(x)) UNARY(Log, std::log(x))
 UNARY(Log1p, std::log1p(x)) UNARY(Sqrt, std::sqrt(x)) UNARY(Rsqrt, 1 / std::sqrt(x)) UNARY(Reciprocal, 1 / x)
 UNARY(Sin, std::sin(x)) UNARY(Cos, std::cos(x)) UNARY(Tanh, std::tanh(x)) UNARY(Erf, std::erf(x))
-UNARY(Sigmoid, sigmoid(x)) UNARY(Relu, x > 0 ? x : 0) UNARY(Silu, x * sigmoid(x)) UNARY(Gelu, Gelu{false}.value(x))
+UNARY(Sigmoid, sigmoid(x)) UNARY(Relu, x > 0 ? x : 0) UNARY(Silu, x * sigmoid(x)) UNARY(Gelu, Gelu{true}.value(x))
 UNARY(Floor, std::floor(x)) UNARY(Ceil, std::ceil(x)) UNARY(Round, rounded(x)) UNARY(Sign, (x > 0) - (x < 0))
-UNARY(Square, x * x) UNARY(LogicalNot, x == 0) UNARY(IsFinite, std::isfinite(x)) UNARY(FastGelu, Gelu{true}.value(x))
+UNARY(Square, x * x) UNARY(LogicalNot, x == 0) UNARY(IsFinite, std::isfinite(x))
 
 #define INPLACE_UNARY(name, expression) \
   OPERATOR(name, Out tensor) { \
@@ -155,8 +155,8 @@ UNARY(Square, x * x) UNARY(LogicalNot, x == 0) UNARY(IsFinite, std::isfinite(x))
 INPLACE_UNARY(InplaceRelu, x > 0 ? x : 0) INPLACE_UNARY(InplaceExp, std::exp(x)) INPLACE_UNARY(InplaceSqrt, std::sqrt(x))
 INPLACE_UNARY(InplaceNeg, -x) INPLACE_UNARY(InplaceSigmoid, sigmoid(x)) INPLACE_UNARY(InplaceTanh, std::tanh(x))
 
-// Gradients: x is the gradient of the output, y what the operator keeps.
-BINARY(GeluBackward, x * Gelu{false}.slope(y)) BINARY(SiluBackward, x * silu_slope(y))
+// Without a version number, GELU is the approximation by tanh. Gradients: x is the gradient of the output, y what the operator keeps.
+BINARY(GeluBackward, x * Gelu{true}.slope(y)) BINARY(SiluBackward, x * silu_slope(y))
 BINARY(SigmoidBackward, x * y * (1 - y)) BINARY(TanhBackward, x * (1 - y * y))
 
 OPERATOR(GeluV2, In input, int64_t approximate, Out output) {
@@ -264,6 +264,15 @@ LegacyBody each(One function) {
   };
 }
 
+LegacyBody each(Two function) {
+  return [=](const LegacyCall &call) {
+    const Shape &shape = call.outputs[0].shape;
+    Values x = read(call.inputs[0], shape), y = read(call.inputs[1], shape);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = function(x[i], y[i]);
+    write(call.outputs[0], x);
+  };
+}
+
 void add_all(const LegacyCall &call) {
   Values sum(call.outputs[0].size(), 0.0);
   for (const Tensor &input : call.inputs) {
@@ -302,10 +311,13 @@ const LegacyOperators kOperators{{
   {"AssignAdd", {[](const LegacyCall &call) { update(call, true); }, {0}}},
   {"BiasAdd", {bias_add, {}}},
   {"Fill", {fill_with, {}}},
-  {"OnesLike", {each([](double) { return 1.0; }), {}}},
-  {"Relu6", {each([](double x) { return std::min(std::max(x, 0.0), 6.0); }), {}}},
-  {"Square", {each([](double x) { return x * x; }), {}}},
-  {"ZerosLike", {each([](double) { return 0.0; }), {}}},
+  {"OnesLike", {each(One{[](double) { return 1.0; }}), {}}},
+  {"Mul", {each(Two{[](double x, double y) { return x * y; }}), {}}},
+  {"RealDiv", {each(Two{[](double x, double y) { return x / y; }}), {}}},
+  {"Relu6", {each(One{[](double x) { return std::min(std::max(x, 0.0), 6.0); }}), {}}},
+  {"Square", {each(One{[](double x) { return x * x; }}), {}}},
+  {"Sub", {each(Two{[](double x, double y) { return x - y; }}), {}}},
+  {"ZerosLike", {each(One{[](double) { return 0.0; }}), {}}},
 }};
 
 }  // namespace

@@ -102,7 +102,28 @@ void adam(const LegacyCall &call) {
   }
 }
 
+// Inputs: gradient, square, mean, parameter, rate, beta1, 1 - beta1, beta2, 1 - beta2, decay, epsilon.
+void adam_with_decay(const LegacyCall &call) {
+  const Tensor &square = call.inputs[1], &mean = call.inputs[2], &parameter = call.inputs[3];
+  Values g = read(call.inputs[0]), v = read(square), m = read(mean), x = read(parameter);
+  auto scalar = [&](size_t input) { return read(call.inputs[input])[0]; };
+  double rate = scalar(4), decay = scalar(9), epsilon = scalar(10);
+  double keep_mean = scalar(5), take_mean = scalar(6), keep_square = scalar(7), take_square = scalar(8);
+  for (size_t i = 0; i < x.size(); ++i) {
+    v[i] = v[i] * keep_square + g[i] * g[i] * take_square;
+    m[i] = m[i] * keep_mean + g[i] * take_mean;
+    x[i] -= rate * (m[i] / (std::sqrt(v[i]) + epsilon) + decay * x[i]);
+  }
+  write(square, v);
+  write(mean, m);
+  write(parameter, x);
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    if (call.outputs[i].data != call.inputs[i + 1].data) copy_elements(call.outputs[i], call.inputs[i + 1]);
+  }
+}
+
 const LegacyOperators kOperators{{
+  {"AdamApplyOneWithDecayAssign", {adam_with_decay, {1, 2, 3}}},
   {"ApplyAdam", {adam, {0, 1, 2}}},
   {"ApplyAdamD", {adam, {0, 1, 2}}},
   {"ApplyMomentum", {momentum, {0, 1}}},

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Take every ordering action of the Ascend back end out in turn, and see whether anybody notices.
+
+    bash scripts/ascend_emulator/run.sh python scripts/mutate_ascend.py --json docs/ascend_mutations.json
+
+The actions are the functions of `ms_ops.ascend.order`, found there, so that a new one can't be forgotten. With one of
+them doing nothing, the scenarios of `ascend_scenarios.py` run under random schedules until something shows: a race,
+numbers other than plain's, an error, a crash, a process that hangs. An action that nothing shows the lack of, or that
+no scenario asks for, is a survivor: it is useless, or the proof is too weak. The exit status is 1 if there is one.
+"""
+
+import argparse
+import concurrent.futures
+import inspect
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mindspore as ms
+from ascend_scenarios import SCENARIOS, in_a_process
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from ms_ops.ascend import order
+
+FIRST = ("transformer, swap", "abandoned forwards", "two owners", "settings change")
+"""Scenarios that show most; the others come after them."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What taking one action out has shown."""
+
+    action: str
+    caught_by: str
+    """`race`, `numbers`, `error`, `crash`; empty for a survivor."""
+    how: str
+    """In words."""
+    calls: int
+    """How often it was asked for, as far as the process could say."""
+    schedules: int
+    seconds: float
+
+
+def actions() -> list[str]:
+    """Every ordering action that there is, in the order in which they are written."""
+    found = inspect.getmembers(order, inspect.isfunction)
+    own = [(inspect.getsourcelines(each)[1], name) for name, each in found if each.__module__ == order.__name__]
+    return [name for _, name in sorted(own)]
+
+
+def mutate(action: str, seeds: Sequence[int]) -> Mutation:
+    """Take one action out, under one schedule after the other until it shows."""
+    names = [*FIRST, *(name for name in SCENARIOS if name not in FIRST)]
+    calls, seconds = 0, 0.0
+    for count, seed in enumerate(seeds, 1):
+        seen = in_a_process(seed, without=action, names=names, timeout=180)
+        calls, seconds = calls + seen.calls, seconds + seen.seconds
+        errors = [said for said in seen.wrong.values() if said.startswith("raised")]
+        for caught_by, words in (
+            ("race", seen.races),
+            ("numbers", [f"{name}: {said}" for name, said in seen.wrong.items() if said not in errors]),
+            ("error", errors),
+            ("crash", [seen.ended] if seen.ended else []),
+        ):
+            if words:
+                return Mutation(action, caught_by, words[0], calls, count, round(seconds, 1))
+    why = "no scenario asks for it" if not calls else "nothing shows that it is missing"
+    return Mutation(action, "", why, calls, len(seeds), round(seconds, 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("actions", nargs="*", metavar="ACTION", help=f"default: all of {', '.join(actions())}")
+    parser.add_argument("--seeds", type=int, default=3, help="schedules for each before it counts as a survivor")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    a = parser.parse_args()
+    if not os.environ.get("ASCSIM_LIBRARY"):
+        sys.exit("no emulated device; start it with: bash scripts/ascend_emulator/run.sh python " + " ".join(sys.argv))
+    if unknown := set(a.actions) - set(actions()):
+        sys.exit(f"unknown actions {sorted(unknown)}; there are {', '.join(actions())}")
+    chosen = a.actions or actions()
+    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
+        running = pool.map(lambda action: mutate(action, range(1, a.seeds + 1)), chosen)
+        results = list(track(running, "actions", len(chosen), console=Console(stderr=True)))
+    table = Table(title="emulated: ordering actions, each taken out")
+    for column in ("action", "caught by", "how"):
+        table.add_column(column, overflow="fold")
+    for each in results:
+        table.add_row(each.action, each.caught_by or "[bold red]SURVIVED", each.how.splitlines()[0][:150])
+    caught = sum(bool(each.caught_by) for each in results)
+    console = Console()
+    console.print(table)
+    console.print(f"score: {caught} of {len(results)} caught, {caught / len(results):.0%}")
+    if a.json:
+        figures = {"emulated": True, "mindspore": ms.__version__, "caught": caught, "of": len(results)}
+        a.json.write_text(json.dumps({**figures, "actions": [asdict(each) for each in results]}, indent=1) + "\n")
+    sys.exit(caught != len(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -306,8 +306,9 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
                 _depth.flag = flag
             return result
         except BaseException:
-            if not flag:
-                _pynative_executor.clear_res()
+            if not flag or _depth.value == 1:  # else it would take the recording of a gradient around this one
+                with contextlib.suppress(RuntimeError):  # an operator that failed on the device is raised here again
+                    _pynative_executor.clear_res()
                 del _cell_precision.stack[cells:]  # a cell that fails doesn't take its precision back; this does
             _pynative_executor.set_grad_flag(flag)
             raise

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
-import mindspore as ms
-
 from ms_ops.backend import BackEnd, NotSupported
 from ms_ops.host import WrittenTier
+from ms_ops.memory import container_bytes, ranks_on_this_host
+from ms_ops.tensors import device_target
+
+_STAGING = 8
+"""Pinned memory may be one of so many parts of the machine's, if it is only the way to files."""
 
 
 def back_end_for(limit: int, verify: bool, tier: Callable[[], WrittenTier], wants_file: bool) -> BackEnd:
@@ -22,7 +25,7 @@ def back_end_for(limit: int, verify: bool, tier: Callable[[], WrittenTier], want
         TierFull: It would take more memory than there is.
         OSError: The folder of the file tier can't be used.
     """
-    target = ms.get_context("device_target")
+    target = device_target()
     if target == "CPU":
         from ms_ops.cpu import CpuBackEnd
 
@@ -30,7 +33,11 @@ def back_end_for(limit: int, verify: bool, tier: Callable[[], WrittenTier], want
     if target == "Ascend":
         from ms_ops.ascend.backend import AscendBackEnd
 
-        return AscendBackEnd(limit, verify)
+        if not wants_file:
+            return AscendBackEnd(limit, verify)
+        from ms_ops.ascend.file_below import AscendFileBackEnd
+
+        return AscendFileBackEnd(tier(), container_bytes() // _STAGING // ranks_on_this_host(), verify)
     raise NotSupported(
         f"swapping to host needs streams, events and pinned memory, which MindSpore has for the device target 'Ascend' "
         f"(mindspore.runtime.Stream, Event, StreamCtx), or 'CPU'; the device target is {target!r}"

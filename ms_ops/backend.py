@@ -87,7 +87,7 @@ class Transfer(Protocol):
 
 
 class BackEnd(ABC):
-    """How bytes move. The engine sets `sent`, `arrived` and `failed` before it launches anything."""
+    """How bytes move. The engine sets `sent`, `arrived`, `troubled` and `failed` before it launches anything."""
 
     tier: Tier
     """Where they wait on host."""
@@ -103,6 +103,8 @@ class BackEnd(ABC):
     """`sent(transfer, error, begin)`: its bytes are on host; `begin` is when its copy began, by `time.perf_counter`."""
     arrived: Callable[[Any, Any, BaseException | None, float], None]
     """`arrived(transfer, loaded, error, begin)`: its bytes are on the device again, in `loaded`."""
+    troubled: Callable[[Any, BaseException], None]
+    """`troubled(transfer, error)`: the host can't keep it where it should be; it isn't lost, but the user must know."""
     failed: Callable[[BaseException], None]
     """Called with what nobody expects: a bug."""
 
@@ -138,6 +140,10 @@ class BackEnd(ABC):
         """Forget a transfer whose copy has not begun; False if it has."""
 
     @abstractmethod
+    def forget(self, transfer: Any) -> None:
+        """Its slot is about to be given back: nobody will read it any more."""
+
+    @abstractmethod
     def hurry(self, transfer: Any) -> None:
         """Somebody waits for this load: make it the next one."""
 
@@ -150,8 +156,8 @@ class BackEnd(ABC):
         """End what can be ended without waiting on the host, and nobody needs any more; whether some is left."""
 
     @abstractmethod
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Block until the condition holds."""
+    def wait(self, condition: Callable[[], bool], *loads: Any) -> None:
+        """Block until the condition holds, which is about these loads if there are any."""
 
     @abstractmethod
     def wait_for_readers(self) -> None:

@@ -73,6 +73,9 @@ class CpuBackEnd(BackEnd):
     def take_back(self, transfer: Any) -> bool:
         return self._thread.cancel(transfer)
 
+    def forget(self, transfer: Any) -> None:
+        """Nothing: there is nothing but the slot."""
+
     def hurry(self, transfer: Any) -> None:
         self._thread.hurry(transfer)
 
@@ -82,7 +85,7 @@ class CpuBackEnd(BackEnd):
     def end_unneeded(self) -> bool:
         return False  # the thread does
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool], *loads: Any) -> None:
         self._changed.wait_for(condition)
 
     def wait_for_readers(self) -> None:

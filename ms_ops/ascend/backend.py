@@ -19,7 +19,7 @@ import mindspore as ms
 from mindspore import Tensor
 
 from ms_ops.ascend import copies, order
-from ms_ops.ascend.pinned import PinnedTier
+from ms_ops.ascend.pinned import PinnedSlot, PinnedTier
 from ms_ops.autograd import without_history, without_precision
 from ms_ops.backend import BackEnd, NotSupported
 from ms_ops.copy_thread import CopyThread
@@ -55,7 +55,7 @@ class _Ready:
         self._back.append(self.event)  # on any thread: appending is all that is safe here
 
 
-class _Batch:
+class Batch:
     """Transfers that end together."""
 
     __slots__ = ("begin", "event", "held", "loaded", "owner", "transfers")
@@ -113,8 +113,8 @@ class AscendBackEnd(BackEnd):
         self._streams: tuple[Any, Any] | None = None
         self._events: deque[Any] = deque()
         """Not in use; filled by finalizers, too."""
-        self._sends: deque[_Batch] = deque()
-        self._loads: deque[_Batch] = deque()
+        self._sends: deque[Batch] = deque()
+        self._loads: deque[Batch] = deque()
         self._owners: set[int] = set()
 
     # ---- what the engine asks
@@ -133,7 +133,7 @@ class AscendBackEnd(BackEnd):
         to_host, _ = self._both()
         self._order_directions(*self._both())
         largest = max(_SMALLEST_BATCH, sum(transfer.nbytes for transfer in transfers) // _BATCHES)
-        batch: _Batch | None = None
+        batch: Batch | None = None
         nbytes = 0
         with ms.runtime.StreamCtx(to_host), without_precision():
             for transfer in transfers:
@@ -142,7 +142,7 @@ class AscendBackEnd(BackEnd):
                     self._is_sent_by(batch, to_host)
                     batch, nbytes = None, 0
                 if batch is None:
-                    batch = _Batch(ready.owner)
+                    batch = Batch(ready.owner)
                 if not ready.is_waited_for:
                     order.wait_until_ready(to_host, ready.event)
                     ready.is_waited_for = True
@@ -151,26 +151,30 @@ class AscendBackEnd(BackEnd):
             if batch is not None:
                 self._is_sent_by(batch, to_host)
 
-    def _send(self, batch: _Batch, transfer: Any) -> None:
+    def _send(self, batch: Batch, transfer: Any) -> None:
         order.begin_use_of_slot(transfer)
         batch.transfers.append(transfer)
         if self._verify:
             transfer.checksum = _checksum_of(transfer.pieces)
         for piece in transfer.pieces:
             order.hold_source(batch, piece.storage)
-            piece.storage.send(transfer.slot, piece.offset)
+            piece.storage.send(self._pinned(transfer), piece.offset)
 
-    def _is_sent_by(self, batch: _Batch, to_host: Any) -> None:
+    def _is_sent_by(self, batch: Batch, to_host: Any) -> None:
         batch.event = self._event()
         order.record_sent(batch.event, to_host)
         self._sends.append(batch)
+        self._recorded(batch, to_host)
+
+    def _recorded(self, batch: Batch, to_host: Any) -> None:
+        """Its copies are queued."""
 
     def load(self, transfers: Sequence[Any], urgent: bool = False) -> None:
         to_host, to_device = self._both()
         owner = ms.runtime.current_stream()
         self._owners.add(owner.id)
         self._order_directions(to_device, to_host)
-        batch = _Batch(owner)
+        batch = Batch(owner)
         with without_history():
             for transfer in transfers:
                 order.begin_use_of_slot(transfer)
@@ -184,19 +188,29 @@ class AscendBackEnd(BackEnd):
             with ms.runtime.StreamCtx(to_device):
                 for transfer, tensor in zip(transfers, batch.loaded, strict=True):
                     batch.transfers.append(transfer)
-                    copies.load(tensor, transfer.slot)
+                    copies.load(tensor, self._pinned(transfer))
         batch.event = self._event()
         order.record_loaded(batch.event, to_device)
         self._loads.append(batch)
+        self._load_recorded(batch, to_device)
 
-    @staticmethod
-    def _allocate(transfer: Any) -> Tensor:
-        if len(transfer.pieces) == 1 and copies.is_plain(transfer.first, transfer.slot):
+    def _load_recorded(self, batch: Batch, to_device: Any) -> None:
+        """Its copies are queued."""
+
+    def _pinned(self, transfer: Any) -> PinnedSlot:
+        """Where its bytes are copied to and from."""
+        return transfer.slot
+
+    def _allocate(self, transfer: Any) -> Tensor:
+        if len(transfer.pieces) == 1 and copies.is_plain(transfer.first, self._pinned(transfer)):
             return copies.allocate(transfer.first)
         return copies.allocate_bytes(transfer.span)
 
     def take_back(self, transfer: Any) -> bool:
         return False  # the copy is queued
+
+    def forget(self, transfer: Any) -> None:
+        """Nothing: there is nothing but the slot."""
 
     def hurry(self, transfer: Any) -> None:
         """Loads run in the order in which they were launched."""
@@ -215,7 +229,7 @@ class AscendBackEnd(BackEnd):
                     end(batch)
         return any(not each.is_needed for batch in (*self._sends, *self._loads) for each in batch.transfers)
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool], *loads: Any) -> None:
         if not condition():
             raise RuntimeError("nothing is on its way that could make true what is waited for")
 
@@ -228,7 +242,7 @@ class AscendBackEnd(BackEnd):
     def follow(self, loaded: Any, given_up: Callable[[], None]) -> None:
         """Nothing: memory is freed in order."""
 
-    def _end_send(self, batch: _Batch) -> None:
+    def _end_send(self, batch: Batch) -> None:
         order.wait_until_sent(batch.owner, batch.event)
         self._events.append(batch.event)
         order.let_sources_go(batch)
@@ -243,7 +257,7 @@ class AscendBackEnd(BackEnd):
                 self._end_loads(*[self._loads.popleft() for _ in range(index + 1)])
                 return
 
-    def _end_loads(self, *batches: _Batch) -> None:
+    def _end_loads(self, *batches: Batch) -> None:
         streams = {stream.id: stream for stream in (ms.runtime.current_stream(), *(batch.owner for batch in batches))}
         for stream in streams.values():
             order.wait_until_loaded(stream, batches[-1].event)

@@ -128,6 +128,11 @@ def is_sent(event: Any) -> bool:
     return event.query()
 
 
+def is_loaded(event: Any) -> bool:
+    """Whether the device has read a block of pinned memory; for the copy thread, which must not overwrite it before."""
+    return event.query()
+
+
 def wait_on_host(to_host: Any, to_device: Any) -> None:
     """No copy is in flight any more: before pinned memory goes back to the system, never in a step."""
     to_host.synchronize()

@@ -194,6 +194,18 @@ def test_a_flag_that_was_on_before_stays_on(kind: str, where: str, flag_off_agai
         assert_same(gradients(net, X), plain)
 
 
+def test_a_forward_that_fails_while_the_flag_is_on_does_not_leave_it_on_after_later_steps() -> None:
+    """MindSpore would count later gradients as nested in the one that failed."""
+    fails = Fails()
+    fails.where = "forward"
+    _pynative_executor.set_grad_flag(True)
+    with pytest.raises(Boom):
+        gradients(on(fails, RECOMPUTE), X)
+    _pynative_executor.set_grad_flag(False)
+    gradients(Layer(seed=1), X)
+    assert not _pynative_executor.grad_flag()
+
+
 @pytest.mark.parametrize("kind", ["recompute", "swapped inputs", "recompute in recompute"])
 def test_a_flag_that_is_on_for_good_stays_on_when_a_backward_by_itself_fails(kind: str, flag_off_again: None) -> None:
     fails = Fails()

@@ -255,7 +255,8 @@ class SwapEngine:
                 raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
             if state is SwapState.RESIDENT or state is SwapState.OFFLOADING:
                 self._stay(entry)
-                self._loads.read_on_device(entry)
+                self._loads.reads(entry.group)
+                entry.was_read = True
                 return self._hand_over(handle) if self._in_order else piece.storage
             self._loads.get(entry)
             loaded = entry.loaded

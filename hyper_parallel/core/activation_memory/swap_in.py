@@ -86,7 +86,7 @@ class Loads:
         Raises:
             HostMemoryError: They can't be read, or aren't what left.
         """
-        reader = self.enter(entry.group)
+        reader = self._enter(entry.group)
         if entry.loaded is None:
             self._get_late(entry, reader)
         entry.was_read = True
@@ -112,13 +112,6 @@ class Loads:
             is_there = lambda: entry.state is not SwapState.LOADING  # noqa: E731
             self._ledger.wait(self._back_end, is_there, path, f"load {entry.label}", entry)
 
-    def read_on_device(self, entry: SwapTensor) -> None:
-        """Backward reads a transfer that has not left the device."""
-        reader = self.enter(entry.group)
-        entry.was_read = True
-        if reader.to_load:
-            self._prefetch(reader)
-
     def hand_over(self, entry: SwapTensor, reader: int) -> None:
         """One of its handles, whose id is given, has been read: Note: [Handed over]."""
         if entry.readers is None:
@@ -137,8 +130,11 @@ class Loads:
                 f"again"
             ) from entry.error
 
-    def enter(self, group: Any) -> _Reader:
-        """Backward reads this group, whether or not anything of it has left the device."""
+    def reads(self, group: Any) -> None:
+        """Backward reads something of this group that has not left the device."""
+        self._prefetch(self._enter(group))
+
+    def _enter(self, group: Any) -> _Reader:
         thread = threading.get_ident()
         reader = self._readers.get(thread)
         if reader is None:

@@ -62,7 +62,7 @@ class Ledger:
             return
         begin = time.perf_counter()
         try:
-            back_end.wait(lambda: self.broken is not None or condition())
+            back_end.wait(lambda: self.broken is not None or condition(), *loads)
         except BaseException as error:
             self.interrupted = error
             raise

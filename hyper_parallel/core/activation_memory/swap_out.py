@@ -52,7 +52,7 @@ class Offloads:
         """Up to which group each thread has been told: a step fails once, however many of its copies do."""
         self._settings, self._limits, self._ledger = settings, limits, ledger
         self._back_end, self._tier, self._on_host = back_end, back_end.tier, on_host
-        back_end.sent = self._sent
+        back_end.sent, back_end.troubled = self._sent, self._troubled
         self._held: dict[int, list[SwapTensor]] = {}
         """What each thread's last group sends."""
         self._elsewhere: list[SwapTensor] = []
@@ -216,9 +216,7 @@ class Offloads:
             if not entry.group.is_manual:  # else the user may launch it again
                 entry.stays = True
                 self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
-            is_allowed = "keep" in self._settings.when_exhausted and isinstance(error, OSError)
-            if not is_allowed and entry.group.index > self._told.get(entry.group.thread, 0):
-                self._failures[entry.group.thread] = error
+            self._troubled(entry, error)
         else:
             entry.move(SwapState.ON_HOST)
             self._ledger.count(entry.group.path, "offloaded_bytes", entry.nbytes)
@@ -231,9 +229,15 @@ class Offloads:
             self._ledger.trace.span("offload", entry.label, begin, end, bytes=arrived, cell=entry.group.path)
         self._submit()
 
+    def _troubled(self, entry: SwapTensor, error: BaseException) -> None:
+        is_allowed = "keep" in self._settings.when_exhausted and isinstance(error, OSError)
+        if not is_allowed and entry.group.index > self._told.get(entry.group.thread, 0):
+            self._failures[entry.group.thread] = error
+
     def free_slot(self, entry: SwapTensor) -> None:
         """The tier may use its slot again."""
         if entry.slot is not None:
+            self._back_end.forget(entry)
             self._tier.give_back(entry.slot)
             entry.slot = None
 

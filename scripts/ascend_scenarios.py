@@ -10,6 +10,7 @@ emulator's race checker reports anything. `mutate_ascend.py` runs the same scena
 
 import argparse
 import concurrent.futures
+import gc
 import json
 import os
 import subprocess
@@ -58,6 +59,7 @@ def abandoned(plain: Reference) -> str:
         for other in range(2):
             output, backward = ms.vjp(trainer.net, batch(SIZE, 50 + other))
             del output, backward
+        gc.collect()  # a graph is part of a cycle
         done.append(trainer.step(batch(SIZE, step)))
     return _difference(_outcome(trainer, done), plain("transformer"))
 
@@ -70,7 +72,7 @@ def settings_change(plain: Reference) -> str:
         SwapManager().configure(**TIGHT | {"host_budget": 2**24 + 4096 * step})
         output, backward = ms.vjp(trainer.net, batch(SIZE, 50 + step))
         del output, backward
-        SwapManager().abort_step()
+        gc.collect()
         SwapManager().configure(**TIGHT | {"host_budget": 2**25 + 4096 * step})
         done.append(trainer.step(batch(SIZE, step)))
     return _difference(_outcome(trainer, done), plain("transformer"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint, nn, ops
+from mindspore import Tensor, mint, nn
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy
 
@@ -27,24 +27,32 @@ class Size:
 
 
 class TransformerBlock(nn.Cell):
-    """Pre-LayerNorm attention and feed-forward, each with a skip connection."""
+    """Pre-LayerNorm attention and feed-forward, each with a skip connection.
+
+    Of layers of `mint`: the backward of `nn.Dense` and `nn.LayerNorm` runs on the default stream whatever the current
+    one is, and nothing orders it after the rest (MindSpore 2.10.0; the race checker sees it without this library, too).
+    """
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         width = size.width
         self.heads = size.heads
-        self.norm1, self.norm2 = nn.LayerNorm((width,)), nn.LayerNorm((width,))
-        self.qkv, self.out = nn.Dense(width, 3 * width), nn.Dense(width, width)
-        self.up, self.act, self.down = nn.Dense(width, 4 * width), nn.GELU(), nn.Dense(4 * width, width)
-        self.softmax = nn.Softmax(-1)
+        self.norm1, self.norm2 = mint.nn.LayerNorm(width), mint.nn.LayerNorm(width)
+        self.qkv, self.out = mint.nn.Linear(width, 3 * width), mint.nn.Linear(width, width)
+        self.up, self.act, self.down = (
+            mint.nn.Linear(width, 4 * width),
+            mint.nn.GELU(),
+            mint.nn.Linear(4 * width, width),
+        )
+        self.softmax = mint.nn.Softmax(-1)
 
     def construct(self, x: Tensor) -> Tensor:
         b, s, d = x.shape
         head = d // self.heads
         qkv = self.qkv(self.norm1(x)).reshape(b, s, 3, self.heads, head).transpose(2, 0, 3, 1, 4)
         q, k, v = (part.squeeze(0) for part in qkv.split(1, 0))
-        a = self.softmax(ops.matmul(q, k.swapaxes(-1, -2)) / head**0.5)
-        x = x + self.out(ops.matmul(a, v).transpose(0, 2, 1, 3).reshape(b, s, d))
+        a = self.softmax(mint.matmul(q, k.swapaxes(-1, -2)) / head**0.5)
+        x = x + self.out(mint.matmul(a, v).transpose(0, 2, 1, 3).reshape(b, s, d))
         return x + self.down(self.act(self.up(self.norm2(x))))
 
 
@@ -54,9 +62,9 @@ class MlpBlock(nn.Cell):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.up, self.act, self.down = (
-            nn.Dense(size.width, 4 * size.width),
-            nn.GELU(),
-            nn.Dense(4 * size.width, size.width),
+            mint.nn.Linear(size.width, 4 * size.width),
+            mint.nn.GELU(),
+            mint.nn.Linear(4 * size.width, size.width),
         )
 
     def construct(self, x: Tensor) -> Tensor:

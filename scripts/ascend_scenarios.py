@@ -3,9 +3,9 @@
 
     bash scripts/ascend_emulator/run.sh python scripts/ascend_scenarios.py --seeds 50 --json races.json
 
-Each seed is a process of its own, which runs every scenario with streams, copies and operators delayed at random. A
-scenario fails if its numbers aren't those of plain training to the last bit, if bytes are left behind, or if the
-emulator's race checker reports anything. `mutate_ascend.py` runs the same scenarios with one ordering action taken out.
+For each seed every scenario runs with streams, copies and operators delayed at random. A scenario fails if its numbers
+aren't those of plain training to the last bit, if bytes are left behind, or if the emulator's race checker reports
+anything. `mutate_ascend.py` runs the same scenarios with one ordering action taken out.
 """
 
 import argparse
@@ -25,8 +25,6 @@ from typing import Any
 
 import mindspore as ms
 from ascend_training import NETS, SWAPPING, Outcome, Size, Trainer, batch, build, digest, train
-from rich.console import Console
-from rich.progress import track
 
 from hyper_parallel import SwapManager
 from ms_ops.ascend import order
@@ -129,88 +127,87 @@ def take_out(name: str) -> list[int]:
     return calls
 
 
-def run_scenarios(without: str, names: Sequence[str]) -> dict[str, Any]:
-    """Run scenarios in this process; stops at the first one that shows something if an action is taken out."""
+def run_scenarios(seeds: Sequence[int], without: str, names: Sequence[str]) -> None:
+    """Run scenarios in this process, and print a line for each that has run.
+
+    With an action taken out it stops as soon as something shows.
+    """
+    import ascsim
+
     ms.set_device("Ascend")
-    outcomes: dict[str, Outcome] = {}
-
-    def plain(net: str) -> Outcome:
-        if net not in outcomes:
-            outcomes[net] = train(net, "plain", SIZE)
-        return outcomes[net]
-
-    for net in NETS:
-        plain(net)  # before anything is taken out
+    plain = {net: train(net, "plain", SIZE) for net in NETS}  # before anything is taken out
     calls = take_out(without) if without else [0]
-    wrong: dict[str, str] = {}
-    for name in names:
-        try:
-            said = SCENARIOS[name](plain)
-        except Exception as error:
-            said = f"raised {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-            if not without:
-                traceback.print_exc()
-        if said:
-            wrong[name] = said
-            if without:
-                break
-    return {"wrong": wrong, "calls": calls[0]}
+    for seed in seeds:
+        ascsim.set_knob("ASCSIM_SEED", seed)
+        for name in names:
+            begin = time.perf_counter()
+            try:
+                wrong = SCENARIOS[name](plain.__getitem__)
+            except Exception as error:
+                wrong = f"raised {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+                if not without:
+                    traceback.print_exc()
+            ms.runtime.synchronize()
+            seen = Seen(seed, name, wrong, [race["text"] for race in ascsim.races()], calls[0], _since(begin))
+            ascsim.forget_races()
+            print(MARK + json.dumps(asdict(seen)), flush=True)
+            if without and not seen.is_clean:
+                os._exit(0)  # what is broken may not end by itself
+
+
+def _since(begin: float) -> float:
+    return round(time.perf_counter() - begin, 2)
+
+
+MARK = "seen: "
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one process showed."""
+    """What one scenario showed under one schedule."""
 
     seed: int
-    wrong: dict[str, str]
-    """By scenario: numbers or errors."""
+    scenario: str
+    wrong: str
+    """Numbers that differ, or what it raised."""
     races: list[str]
     """What the race checker reported."""
-    ended: str
-    """Why the process ended early; empty if it didn't."""
     calls: int
-    """Of the action that was taken out."""
+    """Of the action that was taken out, up to now."""
     seconds: float
 
     @property
     def is_clean(self) -> bool:
-        return not (self.wrong or self.races or self.ended)
+        return not (self.wrong or self.races)
 
 
-def in_a_process(seed: int, without: str = "", names: Sequence[str] = (), timeout: float = 240) -> Seen:
-    """Run scenarios (by default all) in a process of its own under the schedules of a seed."""
-    begin = time.perf_counter()
+def in_a_process(
+    seeds: Sequence[int], without: str = "", names: Sequence[str] = (), timeout: float = 3600
+) -> tuple[list[Seen], str]:
+    """Run scenarios (by default all) under some schedules, in a process of its own.
+
+    Returns:
+        What ran, and why the process ended early; empty if it didn't.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        races = Path(folder, "races.json")
-        environment = dict(os.environ, ASCSIM_SEED=str(seed), ASCSIM_RACES_FILE=str(races), GLOG_v="4")
+        environment = dict(os.environ, ASCSIM_SEED=str(seeds[0]), GLOG_v="4")
         environment.pop("MS_SIMULATION_LEVEL", None)
         environment["PYTHONPATH"] = f"{Path(__file__).resolve().parents[1]}:{environment.get('PYTHONPATH', '')}"
-        command = [sys.executable, os.path.abspath(__file__), "--child", "--without", without]
-        command += ["--scenarios", ";".join(names)]
-        ended, found = "", {}
-        try:
-            done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            ended = f"still ran after {timeout:.0f} seconds"
-        else:
-            lines = [line for line in done.stdout.splitlines() if line.startswith('{"wrong"')]
-            found = json.loads(lines[-1]) if lines else {}
-            if done.returncode or not lines:
-                last = (done.stderr.strip().splitlines() or [""])[-1]
-                ended = f"exit status {done.returncode}: {last[:200]}"
-        reports = [race["text"] for race in json.loads(races.read_text())] if races.exists() else []
-    took = time.perf_counter() - begin
-    return Seen(seed, found.get("wrong", {}), reports, ended, found.get("calls", 0), round(took, 1))
-
-
-def in_processes(seeds: Sequence[int], jobs: int, **options: Any) -> list[Seen]:
-    """The same for several seeds, some processes at a time."""
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(in_a_process, seed, **options) for seed in seeds]
-        done = concurrent.futures.as_completed(running)
-        console = Console(stderr=True)
-        results = [each.result() for each in track(done, "schedules", len(running), console=console)]
-    return sorted(results, key=lambda seen: seen.seed)
+        command = [sys.executable, os.path.abspath(__file__), "--child", ",".join(map(str, seeds))]
+        command += ["--without", without, "--scenarios", ";".join(names)]
+        output = Path(folder, "output.txt")
+        with output.open("w") as out:
+            try:
+                status = subprocess.run(
+                    command, env=environment, cwd=folder, stdout=out, stderr=subprocess.STDOUT, timeout=timeout
+                ).returncode
+                ended = f"exit status {status}" if status else ""
+            except subprocess.TimeoutExpired:
+                ended = f"still ran after {timeout:.0f} seconds"
+        lines = output.read_text("utf-8", "replace").splitlines()
+    seen = [Seen(**json.loads(line.removeprefix(MARK))) for line in lines if line.startswith(MARK)]
+    others = [line for line in lines if not line.startswith(MARK) and "CRITICAL" not in line]
+    return seen, f"{ended}: {' / '.join(others[-3:])[:300]}" if ended else ""
 
 
 def main() -> None:
@@ -220,26 +217,39 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument("--scenarios", default="", help=f"some of: {'; '.join(SCENARIOS)}")
     parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     a = parser.parse_args()
     names = [name.strip() for name in a.scenarios.split(";") if name.strip()] or list(SCENARIOS)
-    if a.child:
-        print(json.dumps(run_scenarios(a.without, names)))
-        return
     if not os.environ.get("ASCSIM_LIBRARY"):
         sys.exit("no emulated device; start it with: bash scripts/ascend_emulator/run.sh python " + " ".join(sys.argv))
     if unknown := set(names) - set(SCENARIOS):
         sys.exit(f"unknown scenarios {sorted(unknown)}; there are {'; '.join(SCENARIOS)}")
-    seen = in_processes(range(a.first_seed, a.first_seed + a.seeds), a.jobs, names=names)
-    clean = sum(each.is_clean for each in seen)
+    if a.child:
+        run_scenarios([int(seed) for seed in a.child.split(",")], a.without, names)
+        return
+    seeds = range(a.first_seed, a.first_seed + a.seeds)
+    parts = [part for part in (seeds[job :: a.jobs] for job in range(a.jobs)) if part]
+    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
+        results = list(pool.map(lambda part: in_a_process(part, names=names), parts))
+    seen = sorted((each for some, _ in results for each in some), key=lambda each: each.seed)
+    ended = [why for _, why in results if why]
+    clean = [seed for seed in seeds if _is_clean(seed, seen, len(names))]
     for each in seen:
         if not each.is_clean:
-            print(f"seed {each.seed}: {each.ended} {each.wrong}", *each.races[:2], sep="\n  ")
-    print(f"emulated: {clean} of {len(seen)} random schedules without a race and with plain's numbers")
+            print(f"seed {each.seed}, {each.scenario}: {each.wrong}", *each.races[:1], sep="\n  ")
+    print(*ended, sep="\n")
+    print(f"emulated: {len(clean)} of {a.seeds} random schedules without a race and with plain's numbers")
     if a.json:
-        a.json.write_text(json.dumps({"scenarios": names, "clean": clean, "seen": [asdict(each) for each in seen]}))
-    sys.exit(clean != len(seen))
+        about = {"emulated": True, "mindspore": ms.__version__, "schedules": a.seeds, "clean": len(clean)}
+        failed = [asdict(each) for each in seen if not each.is_clean]
+        a.json.write_text(json.dumps({**about, "scenarios": names, "failed": failed, "ended": ended}, indent=1) + "\n")
+    sys.exit(len(clean) != a.seeds)
+
+
+def _is_clean(seed: int, seen: Sequence[Seen], scenarios: int) -> bool:
+    own = [each for each in seen if each.seed == seed]
+    return len(own) == scenarios and all(each.is_clean for each in own)
 
 
 if __name__ == "__main__":

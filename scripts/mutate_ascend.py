@@ -15,6 +15,7 @@ import inspect
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,9 +41,10 @@ class Mutation:
     """`race`, `numbers`, `error`, `crash`; empty for a survivor."""
     how: str
     """In words."""
+    where: str
+    """Scenario and schedule."""
     calls: int
-    """How often it was asked for, as far as the process could say."""
-    schedules: int
+    """How often it was asked for until then."""
     seconds: float
 
 
@@ -54,23 +56,21 @@ def actions() -> list[str]:
 
 
 def mutate(action: str, seeds: Sequence[int]) -> Mutation:
-    """Take one action out, under one schedule after the other until it shows."""
+    """Take one action out, under one schedule after the other, until that shows."""
     names = [*FIRST, *(name for name in SCENARIOS if name not in FIRST)]
-    calls, seconds = 0, 0.0
-    for count, seed in enumerate(seeds, 1):
-        seen = in_a_process(seed, without=action, names=names, timeout=180)
-        calls, seconds = calls + seen.calls, seconds + seen.seconds
-        errors = [said for said in seen.wrong.values() if said.startswith("raised")]
-        for caught_by, words in (
-            ("race", seen.races),
-            ("numbers", [f"{name}: {said}" for name, said in seen.wrong.items() if said not in errors]),
-            ("error", errors),
-            ("crash", [seen.ended] if seen.ended else []),
-        ):
-            if words:
-                return Mutation(action, caught_by, words[0], calls, count, round(seconds, 1))
-    why = "no scenario asks for it" if not calls else "nothing shows that it is missing"
-    return Mutation(action, "", why, calls, len(seeds), round(seconds, 1))
+    begin = time.perf_counter()
+    seen, ended = in_a_process(seeds, without=action, names=names, timeout=300)
+    calls = max((each.calls for each in seen), default=0)
+    last = seen[-1] if seen else None
+    caught_by, how = "", "no scenario asks for it" if not calls else "nothing shows that it is missing"
+    if last is not None and last.races:
+        caught_by, how = "race", last.races[0]
+    elif last is not None and last.wrong:
+        caught_by, how = "error" if last.wrong.startswith("raised") else "numbers", last.wrong
+    elif ended:
+        caught_by, how = "crash", ended
+    where = f"{last.scenario}, seed {last.seed}" if last is not None and caught_by else ""
+    return Mutation(action, caught_by, how, where, calls, round(time.perf_counter() - begin, 1))
 
 
 def main() -> None:
@@ -89,10 +89,10 @@ def main() -> None:
         running = pool.map(lambda action: mutate(action, range(1, a.seeds + 1)), chosen)
         results = list(track(running, "actions", len(chosen), console=Console(stderr=True)))
     table = Table(title="emulated: ordering actions, each taken out")
-    for column in ("action", "caught by", "how"):
+    for column in ("action", "caught by", "where", "how"):
         table.add_column(column, overflow="fold")
     for each in results:
-        table.add_row(each.action, each.caught_by or "[bold red]SURVIVED", each.how.splitlines()[0][:150])
+        table.add_row(each.action, each.caught_by or "[bold red]SURVIVED", each.where, each.how.splitlines()[0][:150])
     caught = sum(bool(each.caught_by) for each in results)
     console = Console()
     console.print(table)

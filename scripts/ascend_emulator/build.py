@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "src"
-KNOWN_WHEELS = ("2.10.0",)
+KNOWN_WHEELS = ("2.9.0", "2.10.0")
 """Versions of MindSpore whose wheel was tried: which functions it calls, and how, differs between versions."""
 
 CANN_VERSION = "9.1.0"
@@ -293,7 +293,7 @@ def environment(folder: Path, users: Iterable[Path]) -> dict[str, str]:
         "ASCEND_HOME_PATH": "{root}/cann",
         "ASCEND_TOOLKIT_HOME": "{root}/cann",
         "ASCEND_OPP_PATH": "{root}/cann/opp",
-        "PYTHONPATH": "{root}/cann/opp/built-in/op_impl/ai_core/tbe",
+        "PYTHONPATH": f"{{root}}/cann/opp/built-in/op_impl/ai_core/tbe:{SOURCES.parent / 'python'}",
         "LD_LIBRARY_PATH": ":".join(["{root}/cann/lib64", *map(str, search)]),
         "ASCSIM_LIBRARY": f"{{root}}/cann/lib64/{IMPLEMENTATION}",
     }

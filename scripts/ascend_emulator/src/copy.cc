@@ -16,17 +16,18 @@ namespace {
 // One direction of the connection between host and device. Its copies share its bandwidth: one waits for the other.
 class Link {
  public:
-  explicit Link(double gbps) : gbps_(gbps) {}
+  explicit Link(const std::atomic<double> &gbps) : gbps_(gbps) {}
   // The nominal end of a copy that may start at `start`.
   double reserve(double start, size_t bytes) {
-    if (gbps_ <= 0) return start + settings().copy_delay_us;
+    double gbps = gbps_;
+    if (gbps <= 0) return start + settings().copy_delay_us;
     std::lock_guard<std::mutex> lock(mutex_);
-    free_at_ = std::max(start, free_at_) + static_cast<double>(bytes) / gbps_ / 1e3;
+    free_at_ = std::max(start, free_at_) + static_cast<double>(bytes) / gbps / 1e3;
     return free_at_ + settings().copy_delay_us;
   }
 
  private:
-  const double gbps_;
+  const std::atomic<double> &gbps_;
   std::mutex mutex_;
   double free_at_ = 0;
 };

@@ -50,9 +50,9 @@ void *map_anonymous(size_t bytes) {
 // Takes device memory from the limit; false: there isn't as much left.
 bool take_device(size_t bytes) {
   std::lock_guard<std::mutex> lock(blocks().mutex);
-  if (counted(Counter::kDeviceUsed) + static_cast<int64_t>(bytes) > settings().hbm_bytes) {
+  if (counted(Counter::kDeviceUsed) + static_cast<int64_t>(bytes) > hbm_bytes()) {
     fprintf(stderr, "ascend emulator: out of device memory: %zu bytes asked for, %lld of %lld in use (ASCSIM_HBM_MB)\n",
-            bytes, static_cast<long long>(counted(Counter::kDeviceUsed)), static_cast<long long>(settings().hbm_bytes));
+            bytes, static_cast<long long>(counted(Counter::kDeviceUsed)), static_cast<long long>(hbm_bytes()));
     return false;
   }
   count_used(Counter::kDeviceUsed, Counter::kDevicePeak, static_cast<int64_t>(bytes));
@@ -153,7 +153,7 @@ char *own_view(const void *pointer) {
 
 ACL_EXPORT aclError aclrtGetMemInfo(int, size_t *free_bytes, size_t *total) {
   Calling call("aclrtGetMemInfo");
-  auto limit = static_cast<size_t>(settings().hbm_bytes);
+  auto limit = static_cast<size_t>(hbm_bytes());
   if (total != nullptr) *total = limit;
   if (free_bytes != nullptr) *free_bytes = limit - static_cast<size_t>(counted(Counter::kDeviceUsed));
   return kSuccess;

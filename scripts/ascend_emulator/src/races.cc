@@ -241,6 +241,23 @@ std::string RaceChecker::json(const Race &race) const {
          "], \"times\": " + std::to_string(race.times) + ", \"text\": " + quoted(text(race)) + "}";
 }
 
+std::string RaceChecker::json_of_all() const {
+  std::string out = "[";
+  for (auto &key : order_) out += (out.size() > 1 ? ",\n " : "") + json(found_.at(key));
+  return out + "]";
+}
+
+std::string RaceChecker::json() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return json_of_all();
+}
+
+void RaceChecker::forget() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  found_.clear();
+  order_.clear();
+}
+
 void RaceChecker::report_at_end() {
   if (!on_) return;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -252,9 +269,7 @@ void RaceChecker::report_at_end() {
       fflush(stderr);
       _exit(2);
     }
-    fprintf(file, "[");
-    for (size_t i = 0; i < order_.size(); ++i) fprintf(file, "%s%s", i > 0 ? ",\n " : "", json(found_[order_[i]]).c_str());
-    fprintf(file, "]\n");
+    fprintf(file, "%s\n", json_of_all().c_str());
     fclose(file);
   }
   if (order_.empty()) return;

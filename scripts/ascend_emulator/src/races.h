@@ -65,6 +65,8 @@ class RaceChecker {
   bool host_touch(uintptr_t address, bool write, const SitePtr &site);
 
   size_t count();
+  std::string json();
+  void forget();
   void report_at_end();
 
  private:
@@ -91,6 +93,7 @@ class RaceChecker {
   void add(const Access &first, const Access &second, Range overlap);
   std::string text(const Race &race) const;
   std::string json(const Race &race) const;
+  std::string json_of_all() const;
 
   const bool on_;
   std::mutex mutex_;

@@ -291,12 +291,15 @@ ACL_EXPORT const char *aclGetRecentErrMsg() {
   return mine.c_str();
 }
 
-// The counters as JSON, cut off at `size`; returns the length that all of it needs.
-ACL_EXPORT size_t ascsim_counters_json(char *out, size_t size) {
-  std::string text = counters_json();
+// JSON into `out`, cut off at `size`; returns the size that all of it needs.
+static size_t hand_out(const std::string &text, char *out, size_t size) {
   if (out != nullptr && size > 0) snprintf(out, size, "%s", text.c_str());
   return text.size() + 1;
 }
+
+ACL_EXPORT size_t ascsim_counters_json(char *out, size_t size) { return hand_out(counters_json(), out, size); }
+ACL_EXPORT size_t ascsim_races_json(char *out, size_t size) { return hand_out(races().json(), out, size); }
+ACL_EXPORT void ascsim_races_reset() { races().forget(); }
 
 // Counts begin again at 0; what is in use stays, and is the new peak.
 ACL_EXPORT void ascsim_counters_reset() {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <map>
 
 extern char **environ;
 
@@ -61,31 +62,46 @@ void refuse_unknown_names() {
   }
 }
 
-Settings read_settings() {
+Settings *read_settings() {
   refuse_unknown_names();
-  Settings result{};
-  result.hbm_bytes = static_cast<int64_t>(number("ASCSIM_HBM_MB", 65536) * (1 << 20));
-  result.h2d_gbps = number("ASCSIM_H2D_GBPS", 0);
-  result.d2h_gbps = number("ASCSIM_D2H_GBPS", 0);
-  result.copy_delay_us = number("ASCSIM_COPY_DELAY_US", 0);
-  result.op_delay_us = number("ASCSIM_OP_DELAY_US", 0);
-  result.random = !text("ASCSIM_SEED").empty();
-  result.seed = static_cast<uint64_t>(number("ASCSIM_SEED", 0));
-  result.jitter_us = result.random ? number("ASCSIM_JITTER_US", 300) : 0;
-  result.races = races_setting();
-  result.host_access = number("ASCSIM_HOST_ACCESS", 1) != 0;
-  result.races_file = text("ASCSIM_RACES_FILE");
-  result.trace_file = text("ASCSIM_TRACE_FILE");
-  result.counters_file = text("ASCSIM_COUNTERS_FILE");
-  result.dry_run = !text("MS_SIMULATION_LEVEL").empty();
+  auto *result = new Settings{};
+  result->hbm_mb = number("ASCSIM_HBM_MB", 65536);
+  result->h2d_gbps = number("ASCSIM_H2D_GBPS", 0);
+  result->d2h_gbps = number("ASCSIM_D2H_GBPS", 0);
+  result->copy_delay_us = number("ASCSIM_COPY_DELAY_US", 0);
+  result->op_delay_us = number("ASCSIM_OP_DELAY_US", 0);
+  result->seed = number("ASCSIM_SEED", -1);
+  result->jitter_us = number("ASCSIM_JITTER_US", 300);
+  result->races = races_setting();
+  result->host_access = number("ASCSIM_HOST_ACCESS", 1) != 0;
+  result->races_file = text("ASCSIM_RACES_FILE");
+  result->trace_file = text("ASCSIM_TRACE_FILE");
+  result->counters_file = text("ASCSIM_COUNTERS_FILE");
+  result->dry_run = !text("MS_SIMULATION_LEVEL").empty();
   return result;
 }
 
 }  // namespace
 
-const Settings &settings() {
-  static const Settings *one = new Settings(read_settings());
+Settings &settings() {
+  static Settings *one = read_settings();
   return *one;
+}
+
+// Returns 0, or 1 if there is no such number.
+extern "C" __attribute__((visibility("default"))) int ascsim_set(const char *name, double value) {
+  Settings &all = settings();
+  const std::map<std::string, std::atomic<double> *> numbers{
+    {"ASCSIM_HBM_MB", &all.hbm_mb},           {"ASCSIM_H2D_GBPS", &all.h2d_gbps},
+    {"ASCSIM_D2H_GBPS", &all.d2h_gbps},       {"ASCSIM_COPY_DELAY_US", &all.copy_delay_us},
+    {"ASCSIM_OP_DELAY_US", &all.op_delay_us}, {"ASCSIM_JITTER_US", &all.jitter_us},
+    {"ASCSIM_SEED", &all.seed},
+  };
+  auto found = numbers.find(name);
+  if (found == numbers.end() || !(value >= 0)) return 1;
+  *found->second = value;
+  if (found->second == &all.seed) ++all.reseeded;
+  return 0;
 }
 
 }  // namespace ascsim

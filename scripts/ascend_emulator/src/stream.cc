@@ -92,7 +92,7 @@ aclError destroy(const char *name, void *handle) {
 
 }  // namespace
 
-Stream::Stream(int number) : number_(number), random_(mixed(settings().seed * 1000003 + static_cast<uint64_t>(number))) {
+Stream::Stream(int number) : number_(number) {
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), ("stream " + std::to_string(number)).c_str());
 }
@@ -109,10 +109,16 @@ Stream::~Stream() {
 // A stream is slow for some pieces of work, then quick again: delays that are drawn for each piece alone cancel out, and
 // one stream would never run far ahead of another.
 double Stream::jitter() {
-  if (!settings().random) return 0;
+  double seed = settings().seed;
+  if (seed < 0) return 0;
+  if (int latest = settings().reseeded; latest != reseeded_) {
+    reseeded_ = latest;
+    drawn_ = 0;
+    random_ = mixed(static_cast<uint64_t>(seed) * 1000003 + static_cast<uint64_t>(number_));
+  }
   constexpr uint64_t kStretch = 12;
   random_ = mixed(random_);
-  if (done_++ % kStretch == 0) {
+  if (drawn_++ % kStretch == 0) {
     const double moods[] = {0, 0.1, 1};
     mood_ = moods[random_ % 3];
     random_ = mixed(random_);
@@ -175,7 +181,7 @@ Work operator_work(std::function<void()> body) {
   return [body = std::move(body)](double start) {
     double begin = now_us();
     body();
-    double end = start + std::max(now_us() - begin, settings().op_delay_us);
+    double end = start + std::max(now_us() - begin, settings().op_delay_us.load());
     sleep_until_us(end);
     return end;
   };

@@ -41,8 +41,8 @@ class Stream {
   std::deque<Task> queue_;
   bool busy_ = false, stop_ = false;
   double nominal_ = 0;
-  uint64_t random_;
-  uint64_t done_ = 0;
+  uint64_t random_ = 0, drawn_ = 0;
+  int reseeded_ = -1;
   double mood_ = 0;
   std::thread thread_;
 };

@@ -40,7 +40,11 @@ Reference = Callable[[str], Outcome]
 def same(net: str, mode: str, plain: Reference, **settings: Any) -> str:
     """Three optimizer steps; what differs from plain, in words."""
     SwapManager().configure(**settings)
-    return _difference(train(net, mode, SIZE), plain(net))
+    before = SwapManager().stats()
+    wrong = _difference(train(net, mode, SIZE), plain(net))
+    after = SwapManager().stats()
+    moved = after.offloaded_bytes > before.offloaded_bytes and after.loaded_bytes > before.loaded_bytes
+    return wrong or ("nothing was moved" if mode in SWAPPING and not moved else "")
 
 
 def _difference(found: Outcome, plain: Outcome) -> str:

@@ -22,6 +22,7 @@ one host copy at the same time. A copy moves each byte through host memory once;
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
@@ -172,7 +173,7 @@ def table(layer: Layer, layers: int, machine: Machine, found: list[Need]) -> Tab
     return built
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--heads", type=int, default=32)
@@ -186,7 +187,7 @@ def main() -> None:
     parser.add_argument("--link-gbps", type=float, default=25, help="of a device's link, per direction")
     parser.add_argument("--host-gbps", type=float, default=150, help="of the host's memory")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    a = parser.parse_args()
+    a = parser.parse_args(arguments)
     for name in (
         "width",
         "heads",

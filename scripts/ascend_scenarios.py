@@ -195,6 +195,7 @@ def in_a_process(
     """
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, ASCSIM_SEED=str(seeds[0]), GLOG_v="4")
+        environment.setdefault("ASCSIM_JITTER_US", "100")  # steps have many operators, and most of their time is this
         environment.pop("MS_SIMULATION_LEVEL", None)
         environment["PYTHONPATH"] = f"{Path(__file__).resolve().parents[1]}:{environment.get('PYTHONPATH', '')}"
         command = [sys.executable, os.path.abspath(__file__), "--child", ",".join(map(str, seeds))]

@@ -10,6 +10,7 @@ anything. `mutate_ascend.py` runs the same scenarios with one ordering action ta
 
 import argparse
 import concurrent.futures
+import contextlib
 import gc
 import json
 import os
@@ -59,11 +60,25 @@ def abandoned(plain: Reference) -> str:
     done = []
     for step in range(3):
         for other in range(2):
-            output, backward = ms.vjp(trainer.net, batch(SIZE, 50 + other))
-            del output, backward
-        gc.collect()  # a graph is part of a cycle
+            _abandon(trainer, batch(SIZE, 50 + other))
         done.append(trainer.step(batch(SIZE, step)))
     return _difference(_outcome(trainer, done), plain("transformer"))
+
+
+class _Abandoned(Exception):
+    pass
+
+
+def _abandon(trainer: Trainer, x: Any) -> None:
+    """A forward whose graph is let go as soon as it is queued."""
+
+    def forward(x: Any) -> None:
+        trainer.net(x)
+        raise _Abandoned
+
+    with contextlib.suppress(_Abandoned):
+        ms.value_and_grad(forward, None, tuple(trainer.net.trainable_params()))(x)
+    gc.collect()
 
 
 def settings_change(plain: Reference) -> str:
@@ -72,9 +87,7 @@ def settings_change(plain: Reference) -> str:
     done = []
     for step in range(3):
         SwapManager().configure(**TIGHT | {"host_budget": 2**24 + 4096 * step})
-        output, backward = ms.vjp(trainer.net, batch(SIZE, 50 + step))
-        del output, backward
-        gc.collect()
+        _abandon(trainer, batch(SIZE, 50 + step))
         SwapManager().configure(**TIGHT | {"host_budget": 2**25 + 4096 * step})
         done.append(trainer.step(batch(SIZE, step)))
     return _difference(_outcome(trainer, done), plain("transformer"))

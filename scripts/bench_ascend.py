@@ -52,7 +52,7 @@ def _finish() -> None:
 def peaks() -> dict[str, Any]:
     """One process, one mode after the other."""
     unit = 4 * PEAK_SIZE.batch * PEAK_SIZE.tokens * PEAK_SIZE.width
-    SwapManager().configure(min_bytes=4096, pending=unit, window=unit)
+    SwapManager().configure(min_bytes=4096, fuse_below=0, pending=unit, window=unit)
     x = batch(PEAK_SIZE, 0)
     found: dict[str, Any] = {}
     for mode in MODES:

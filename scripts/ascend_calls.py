@@ -4,8 +4,8 @@
     bash scripts/ascend_emulator/run.sh python scripts/ascend_calls.py > tests/ascend/proof/golden_step.txt
 
 The net is an MLP of three blocks under swap, with room for one tensor on its way to host. Steps before the printed one
-have pinned all memory and made all events. Events are numbered as they are met; operators between two copies or events
-are one line.
+have pinned all memory and made all events. A record has the name of its stream and a number; records that no other
+stream waits for (MindSpore makes some by itself, at no fixed place) are left out. Operators between two lines are one.
 """
 
 import json
@@ -65,16 +65,23 @@ def as_text(calls: list[dict[str, Any]]) -> str:
         for call in on_streams:
             if call["kind"] == kind and call["bytes"] >= 1024:
                 roles.setdefault(call["stream"], name)
-    events: dict[int, str] = {}
+    waited_for = _waits(on_streams)
+    numbers: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for call in on_streams:
+        if call["index"] in waited_for.values():
+            role = roles.get(call["stream"], "owner")
+            numbers[role] = numbers.get(role, 0) + 1
+            names[call["index"]] = f"{role} {numbers[role]}"
     lines: dict[str, list[str]] = {"owner": [], **{name: [] for name in NAMES}}
     for call in on_streams:
         own = lines[roles.get(call["stream"], "owner")]
-        name = call["name"]
         if call["kind"] in ("D2H", "H2D"):
             own.append(f"copy {call['kind']} {call['bytes']} bytes")
-        elif name.startswith((RECORD, WAIT)):
-            event = events.setdefault(call["event"], f"event {len(events) + 1}")
-            own.append(f"{'record' if name.startswith(RECORD) else 'wait for'} {event}")
+        elif call["index"] in names:
+            own.append(f"record {names[call['index']]}")
+        elif call["index"] in waited_for:
+            own.append(f"wait for {names[waited_for[call['index']]]}")
         elif call["reads"] or call["writes"]:
             if own and own[-1].endswith("operators"):
                 own[-1] = f"{int(own[-1].split()[0]) + 1} operators"
@@ -82,6 +89,18 @@ def as_text(calls: list[dict[str, Any]]) -> str:
                 own.append("1 operators")
     parts = [f"{stream}:\n" + "".join(f"  {line}\n" for line in found) for stream, found in lines.items()]
     return "\n".join(parts)
+
+
+def _waits(calls: list[dict[str, Any]]) -> dict[int, int]:
+    """By a wait of one stream for another: the record that it waits for, the last one before it."""
+    last: dict[int, dict[str, Any]] = {}
+    found = {}
+    for call in calls:
+        if call["name"].startswith(RECORD):
+            last[call["event"]] = call
+        elif call["name"].startswith(WAIT) and last.get(call["event"], call)["stream"] != call["stream"]:
+            found[call["index"]] = last[call["event"]]["index"]
+    return found
 
 
 if __name__ == "__main__":

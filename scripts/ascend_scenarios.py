@@ -125,6 +125,7 @@ SCENARIOS: dict[str, Callable[[Reference], str]] = {
     },
     "transformer, swap, loose limits": lambda plain: same("transformer", "swap", plain, **LOOSE),
     "transformer, swap, verified": lambda plain: same("transformer", "swap", plain, **TIGHT, verify=True),
+    "mlp, swap, file tier": lambda plain: same("mlp", "swap", plain, **TIGHT, tier="file"),
     "abandoned forwards": abandoned,
     "settings change": settings_change,
     "two owners": two_owners,

@@ -10,8 +10,8 @@
   computation, then half of one at which they just do. `limit` is plain's step plus max(0, bytes / bandwidth -
   computation), of forward for copies to host, of backward for copies to the device. Plain and swap take turns in one
   process; medians.
-- Host: Python's time to queue a step, and the ACL calls of a step, beyond plain's, per swapped tensor; and the calls of
-  a step with which the host waits for the device.
+- Host: the main thread's processor time to queue a step, and the ACL calls of a step, beyond plain's, per swapped
+  tensor; and the calls of a step with which the host waits for the device.
 
 All figures are of the emulator: they say how work is queued, not how fast a device is.
 """
@@ -173,9 +173,9 @@ def host(size: Size, rounds: int) -> dict[str, Any]:
         _finish()
     for _ in range(rounds):
         for mode, trainer in trainers.items():
-            begin = time.perf_counter()
+            begin = time.thread_time()
             trainer.step(x)
-            queueing[mode].append(time.perf_counter() - begin)
+            queueing[mode].append(time.thread_time() - begin)
             _finish()
     for mode, trainer in trainers.items():
         SwapManager().reset()

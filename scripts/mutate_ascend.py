@@ -29,6 +29,7 @@ from ms_ops.ascend import order
 
 SHOWING = (
     "mlp, swap",
+    "mlp, swap, file tier",
     "abandoned forwards",
     "two owners",
     "settings change",

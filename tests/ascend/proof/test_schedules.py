@@ -21,6 +21,7 @@ NAMES = [
     "mlp, selective_swap",
     "transformer, swap, loose limits",
     "transformer, swap, verified",
+    "mlp, swap, file tier",
     "abandoned forwards",
     "settings change",
     "two owners",

@@ -6,6 +6,7 @@ from hyper_parallel.cli.check import check
 from hyper_parallel.cli.convert import convert
 from hyper_parallel.cli.demo import demo
 from hyper_parallel.cli.diff import diff
+from hyper_parallel.cli.dryrun import dryrun
 from hyper_parallel.cli.explain import explain
 from hyper_parallel.cli.ops import ops
 from hyper_parallel.cli.report import report
@@ -19,5 +20,5 @@ def command() -> None:
     """Say what happens to the activations that backward needs: keep, recompute or swap to host."""
 
 
-for each in (check, convert, demo, diff, explain, ops, report, schema, verify):
+for each in (check, convert, demo, diff, dryrun, explain, ops, report, schema, verify):
     command.add_command(each)

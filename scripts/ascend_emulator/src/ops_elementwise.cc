@@ -112,6 +112,8 @@ using Two = double (*)(double x, double y);
 
 static aclError with_scalar(Operator op, In left, Number right, Out output, Two function) {
   double y = value_of(right);
+  // Beside a tensor of 32 bits or fewer CANN computes in 32 bits, whatever type the scalar comes in.
+  if (is_floating(left->type) && left->type != kDouble) y = static_cast<float>(y);
   return unary(std::move(op), left, output, [=](double x) { return function(x, y); });
 }
 

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Peaks, schedules and host costs of the Ascend back end, on the emulated device.
+
+    bash scripts/ascend_emulator/run.sh python scripts/bench_ascend.py --json docs/ascend_bench.json
+
+- Peaks: MindSpore's own `max_memory_allocated()` over training steps of 8 blocks, with reserved bytes beside it; plain,
+  `Cell.recompute`, and the modes. The measured drop is that of the peak below plain's; the predicted one is what was on
+  host at the most, less what was loaded ahead (`window`).
+- Schedules: operators take a fixed time, and copies have a bandwidth. First one at which the copies fit under
+  computation, then half of one at which they just do. `limit` is plain's step plus max(0, bytes / bandwidth -
+  computation), of forward for copies to host, of backward for copies to the device. Plain and swap take turns in one
+  process; medians.
+- Host: the main thread's processor time to queue a step, and the ACL calls of a step, beyond plain's, per swapped
+  tensor; and the calls of a step with which the host waits for the device.
+
+All figures are of the emulator: they say how work is queued, not how fast a device is.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+from ascend_training import MODES, Size, Trainer, batch, build
+from rich.console import Console
+from rich.table import Table
+
+from hyper_parallel import SwapManager
+
+SIZES = {
+    "small": Size(blocks=6, width=32, heads=4, batch=2, tokens=32),
+    "large": Size(blocks=8, width=64, heads=4, batch=2, tokens=64),
+}
+PEAK_SIZE = Size(blocks=8, width=64, heads=4, batch=4, tokens=64)
+OPERATOR_US = 1500
+"""Far above what the emulator needs to compute one of these operators, so that a step takes what is asked for."""
+
+
+def _finish() -> None:
+    ms.runtime.synchronize()
+
+
+def peaks() -> dict[str, Any]:
+    """One process, one mode after the other."""
+    unit = 4 * PEAK_SIZE.batch * PEAK_SIZE.tokens * PEAK_SIZE.width
+    SwapManager().configure(min_bytes=4096, fuse_below=0, pending=unit, window=unit)
+    x = batch(PEAK_SIZE, 0)
+    found: dict[str, Any] = {}
+    for mode in MODES:
+        trainer = Trainer(build("transformer", mode, PEAK_SIZE))
+        trainer.step(x)
+        _finish()
+        ms.runtime.empty_cache()
+        ms.runtime.reset_peak_memory_stats()
+        SwapManager().reset()
+        before = ms.runtime.memory_allocated()
+        for _ in range(2):
+            trainer.step(x)
+            _finish()
+        stats = SwapManager().stats()
+        found[mode] = {
+            "allocated": ms.runtime.max_memory_allocated() - before,
+            "reserved": ms.runtime.max_memory_reserved(),
+            "standing": before,
+            "on_host": stats.host_peak_bytes,
+            "loaded_ahead": stats.window_peak_bytes,
+        }
+        del trainer
+    plain, native, swap = (found[mode]["allocated"] for mode in ("plain", "native_recompute", "swap"))
+    predicted = found["swap"]["on_host"] - found["swap"]["loaded_ahead"]
+    return {
+        "size": asdict(PEAK_SIZE),
+        "bytes": found,
+        "swap_by_native": swap / native,
+        "drop_by_predicted": (plain - swap) / predicted,
+    }
+
+
+def _seconds(run: Callable[[], Any], times: int) -> float:
+    taken = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        run()
+        _finish()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+def schedules(size: Size, rounds: int) -> dict[str, Any]:
+    import ascsim
+
+    ascsim.set_knob("ASCSIM_OP_DELAY_US", OPERATOR_US)
+    x = batch(size, 0)
+    plain, swap = (Trainer(build("transformer", mode, size)) for mode in ("plain", "swap"))
+    SwapManager().configure(min_bytes=1024)
+    swap.step(x)
+    _finish()
+    # a region's bytes may be on their way, and may be loaded ahead
+    saved = SwapManager().stats().resident_peak_bytes // size.blocks
+    SwapManager().configure(min_bytes=1024, pending=2 * saved, window=2 * saved)
+    for trainer in (plain, swap, plain, swap):
+        trainer.step(x)
+        _finish()
+    SwapManager().reset()
+    swap.step(x)
+    _finish()
+    sent, loaded = SwapManager().stats().offloaded_bytes, SwapManager().stats().loaded_bytes
+    forward = _seconds(lambda: plain.net(x), rounds)
+    alone = _seconds(lambda: plain._gradient(x), rounds)
+    backward = alone - forward
+    # The last region isn't sent: what is computed beside copies is the rest.
+    fitting = {"to host": sent / (0.8 * forward), "to device": loaded / (0.8 * backward)}
+    found: dict[str, Any] = {
+        "size": asdict(size),
+        "operator_us": OPERATOR_US,
+        "bytes_sent": sent,
+        "bytes_loaded": loaded,
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "cases": [],
+    }
+    for case, to_host, to_device in (
+        ("copies fit", 1.0, 1.0),
+        ("half bandwidth to host", 0.4, 1.0),
+        ("half bandwidth to the device", 1.0, 0.4),
+    ):
+        bandwidths = fitting["to host"] * to_host, fitting["to device"] * to_device
+        ascsim.set_knob("ASCSIM_D2H_GBPS", bandwidths[0] / 1e9)
+        ascsim.set_knob("ASCSIM_H2D_GBPS", bandwidths[1] / 1e9)
+        times: dict[str, list[float]] = {"plain": [], "swap": []}
+        for _ in range(rounds):
+            times["plain"].append(_seconds(lambda: plain.step(x), 1))
+            times["swap"].append(_seconds(lambda: swap.step(x), 1))
+        plain_step, swap_step = statistics.median(times["plain"]), statistics.median(times["swap"])
+        late = max(0.0, sent / bandwidths[0] - forward) + max(0.0, loaded / bandwidths[1] - backward)
+        limit = plain_step + late
+        found["cases"].append(
+            {
+                "case": case,
+                "to_host_gbps": bandwidths[0] / 1e9,
+                "to_device_gbps": bandwidths[1] / 1e9,
+                "plain_seconds": plain_step,
+                "swap_seconds": swap_step,
+                "limit_seconds": limit,
+                "swap_by_limit": swap_step / limit,
+                "at_most": 1.10 if late else 1.05,
+            }
+        )
+    return found
+
+
+def host(size: Size, rounds: int) -> dict[str, Any]:
+    """Of steps after the first ones."""
+    import ascsim
+
+    x = batch(size, 0)
+    SwapManager().configure(min_bytes=1024, pending="1KiB", window="1MiB")
+    trainers = {mode: Trainer(build("transformer", mode, size)) for mode in ("plain", "swap")}
+    calls: dict[str, Any] = {}
+    queueing: dict[str, list[float]] = {mode: [] for mode in trainers}
+    for trainer in trainers.values():
+        for _ in range(3):
+            trainer.step(x)
+        _finish()
+    for _ in range(rounds):
+        for mode, trainer in trainers.items():
+            begin = time.thread_time()
+            trainer.step(x)
+            queueing[mode].append(time.thread_time() - begin)
+            _finish()
+    for mode, trainer in trainers.items():
+        SwapManager().reset()
+        ascsim.reset_counters()
+        trainer.step(x)
+        time.sleep(0.5)  # everything is queued, and nobody has waited for it
+        calls[mode] = ascsim.counters()
+        _finish()
+    stats = SwapManager().stats()
+    tensors = calls["swap"]["d2h_async"] - calls["plain"]["d2h_async"]
+    more = {
+        name: count - calls["plain"]["calls"].get(name, 0)
+        for name, count in calls["swap"]["calls"].items()
+        if count != calls["plain"]["calls"].get(name, 0)
+    }
+    waits = {name: calls["swap"]["host_syncs"][name] - count for name, count in calls["plain"]["host_syncs"].items()}
+    microseconds = (statistics.median(queueing["swap"]) - statistics.median(queueing["plain"])) * 1e6
+    return {
+        "size": asdict(size),
+        "tensors": tensors,
+        "host_us_per_tensor": microseconds / tensors,
+        "acl_calls_per_tensor": sum(more.values()) / tensors,
+        "acl_calls_beyond_plain": more,
+        "host_waits_beyond_plain": waits,
+        "late_loads": stats.late_loads,
+    }
+
+
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "peaks": lambda rounds: peaks(),
+    "schedule, small": lambda rounds: schedules(SIZES["small"], rounds),
+    "schedule, large": lambda rounds: schedules(SIZES["large"], rounds),
+    "host": lambda rounds: host(SIZES["small"], rounds),
+}
+MARK = "found: "
+
+
+def in_a_process(part: str, rounds: int) -> dict[str, Any]:
+    environment = dict(os.environ, GLOG_v="4", ASCSIM_RACES="off" if part != "peaks" else "report")
+    environment["PYTHONPATH"] = f"{Path(__file__).resolve().parents[1]}:{environment.get('PYTHONPATH', '')}"
+    command = [sys.executable, os.path.abspath(__file__), "--part", part, "--rounds", str(rounds)]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{part} failed:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
+    return json.loads(lines[-1].removeprefix(MARK))
+
+
+def verdicts(found: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
+    """What, target, measured, whether it holds."""
+    rows: list[tuple[str, str, float, bool]] = []
+    if "peaks" in found:
+        each = found["peaks"]
+        rows.append(("peak, swap / Cell.recompute", "<= 1.05", each["swap_by_native"], each["swap_by_native"] <= 1.05))
+        rows.append(
+            ("drop, measured / predicted", ">= 0.99", each["drop_by_predicted"], each["drop_by_predicted"] >= 0.99)
+        )
+    for name in (name for name in found if name.startswith("schedule")):
+        for case in found[name]["cases"]:
+            value, limit = case["swap_by_limit"], case["at_most"]
+            what = "step / plain" if limit < 1.1 else "step / limit"
+            rows.append((f"{name}, {case['case']}: {what}", f"<= {limit:.2f}", value, value <= limit))
+    if "host" in found:
+        waits = sum(found["host"]["host_waits_beyond_plain"].values())
+        rows.append(("host waits for the device in a step", "0", waits, waits == 0))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(name.replace(", ", " ") for name in PARTS), help="some of them")
+    parser.add_argument("--rounds", type=int, default=9, help="of timed steps")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if not os.environ.get("ASCSIM_LIBRARY"):
+        sys.exit("no emulated device; start it with: bash scripts/ascend_emulator/run.sh python " + " ".join(sys.argv))
+    if a.part:
+        ms.set_device("Ascend")
+        print(MARK + json.dumps(PARTS[a.part](a.rounds)))
+        return
+    chosen = [name for name in PARTS if name.replace(", ", " ") in a.parts.split(",")]
+    found = {part: in_a_process(part, a.rounds) for part in chosen}
+    table = Table(title="emulated")
+    for heading in ("what", "target", "measured", ""):
+        table.add_column(heading)
+    for what, target, value, holds in verdicts(found):
+        table.add_row(what, target, f"{value:.3f}", "holds" if holds else "[bold red]MISSED")
+    if "host" in found:
+        for name in ("host_us_per_tensor", "acl_calls_per_tensor"):
+            table.add_row(name.replace("_", " "), "", f"{found['host'][name]:.1f}", "")
+    Console().print(table)
+    if a.json:
+        a.json.write_text(json.dumps({"emulated": True, "mindspore": ms.__version__, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ def test_the_emulated_device_is_labelled(found: dict[str, Any]) -> None:
 def test_every_kind_of_check_has_run_and_passed(found: dict[str, Any]) -> None:
     assert {row["check"] for row in found["rows"]} == {"exactness", "ordering", "peak memory", "overlap"}
     assert [row for row in found["rows"] if row["answer"] == "FAILED"] == []
-    assert sum(row["answer"] == "ok" for row in found["rows"]) >= 11
+    assert sum(row["answer"] == "ok" for row in found["rows"]) >= 10
 
 
 def test_versions_and_settings_are_named(found: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def test_missing_waits_of_both_directions_are_caught(script: Any) -> None:
     assert "2 of 2 caught, 100%" in done.stdout
 
 
-UNNEEDED = {"hold_source", "hold_destination", "let_sources_go", "wait_on_host"}
+UNNEEDED = {"hold_source", "hold_destination", "let_sources_go", "wait_on_host", "is_sent", "is_loaded"}
 """Nothing shows the lack of these: docs/ascend_proof.md says why."""
 
 

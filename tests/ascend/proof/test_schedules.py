@@ -54,13 +54,6 @@ def test_every_scenario_is_run(seen: list[dict[str, Any]]) -> None:
     assert {each["scenario"] for each in seen} == set(NAMES)
 
 
-@pytest.mark.slow
-def test_fifty_schedules_have_no_race(script: Any) -> None:
-    done = script("ascend_scenarios.py", "--seeds", 50, "--first-seed", 100)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "50 of 50 random schedules" in done.stdout
-
-
 # ---- taking something out
 
 
@@ -87,14 +80,3 @@ def test_missing_waits_of_both_directions_are_caught(script: Any) -> None:
     done = mutations(script, "wait_until_ready", "wait_until_loaded")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "2 of 2 caught, 100%" in done.stdout
-
-
-UNNEEDED = {"hold_source", "hold_destination", "let_sources_go", "wait_on_host", "is_sent", "is_loaded"}
-"""Nothing shows the lack of these: docs/ascend_proof.md says why."""
-
-
-@pytest.mark.slow
-def test_every_other_action_that_is_taken_out_is_caught(script: Any) -> None:
-    chosen = [name for name in actions() if name not in UNNEEDED]
-    done = mutations(script, *chosen, "--seeds", 2)
-    assert f"{len(chosen)} of {len(chosen)} caught, 100%" in done.stdout, done.stdout[-3000:]

@@ -37,7 +37,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, is_recomputing, presets
-from hyper_parallel.core.activation_memory.trees import leaves
+from ms_ops.autograd import wait_for_operators
 from ms_ops.dispatch import Interception
 
 
@@ -217,32 +217,30 @@ def measure_steps(modes: list[str], depth: int, rounds: int, progress: Progress)
 
 
 def seconds_of_what_is_replayed(mode: str, depth: int, rounds: int) -> float:
-    """What the operators that a mode replays take in a forward, in seconds per step: the median of some rounds.
+    """What the operators that a mode replays take by themselves, in seconds per step: the median of some rounds.
 
-    Operators are timed without waiting for them: on the CPU backend those that compute have run when they return, if
-    saved-tensor hooks are on. What isn't waited for makes this figure too small, never too large.
+    The operators of one step's replays are noted with their arguments, then run again in their order, from an empty
+    queue until all of them have run.
     """
-    net, x, found = build(depth, mode), batch(), []
+    net, x = build(depth, mode), batch()
+    replayed: list[tuple[Callable[..., Any], tuple]] = []
+
+    def note(name: str, run: Callable[..., Any], args: tuple) -> Any:
+        if is_recomputing():
+            replayed.append((run, args))
+        return run(*args)
+
+    step(net, x)
+    with Interception(note):
+        step(net, x)
+    wait_for_operators()
+    found = []
     for _ in range(rounds):
-        forward: dict[Any, list[float]] = {}
-        replayed: list[Any] = []
-
-        def answer(
-            name: str, run: Callable[..., Any], args: tuple, forward: Any = forward, again: Any = replayed
-        ) -> Any:
-            begin = time.perf_counter()
-            result = run(*args)
-            took = time.perf_counter() - begin
-            key = (name, *(tensor.shape for tensor in leaves(result) if isinstance(tensor, Tensor)))
-            if is_recomputing():
-                again.append(key)
-            else:
-                forward.setdefault(key, []).append(took)
-            return result
-
-        with Interception(answer):
-            step(net, x)
-        found.append(sum(statistics.mean(forward[key]) for key in replayed if key in forward))
+        begin = time.perf_counter()
+        for run, args in replayed:
+            run(*args)
+        wait_for_operators()
+        found.append(time.perf_counter() - begin)
     return statistics.median(found)
 
 

@@ -12,7 +12,7 @@ def test_the_example_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     SwapManager().reset()
     try:
-        exec(compile(code, "docs/ascend.md", "exec"), {})
+        exec(compile(code, "docs/ascend.md", "exec"), {"__name__": "example"})
         assert SwapManager().stats().parameter_bytes > 0  # the layers ran as swapped regions
     finally:
         SwapManager().configure()

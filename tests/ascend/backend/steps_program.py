@@ -84,6 +84,7 @@ def train(net: Net, steps: int = 3, lock: Any = contextlib.nullcontext()) -> lis
     for _ in range(steps):
         with lock:
             loss, gradients = step(x)
+            ms.runtime.current_stream().synchronize()  # `asnumpy` waits for the default stream
         record.append([loss.asnumpy().copy()] + [each.asnumpy().copy() for each in gradients])
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.set_data(weight - 0.05 * gradient)

@@ -173,7 +173,10 @@ class BackEnd(ABC):
 
     @abstractmethod
     def later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call this in so many seconds, on any thread; replaces what was to be called before."""
+        """Call this in so many seconds, on any thread; replaces what was to be called before.
+
+        Never, where nothing may be launched but from the thread that trains.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -4,6 +4,13 @@ Note: [Batches]
 What one call launches is a batch or several: one event each, and one wait when it ends. A batch to host is a quarter of
 what is launched at once, so that its memory can be given back piece by piece while the next region computes.
 
+Note: [Events rest]
+An event could be recorded anew as soon as every wait for it has been queued. On MindSpore 2.10.0 it can't: where two
+owners had the directions wait for each other, with one event for many waits in a row, numbers were wrong in every third
+training, with no access out of order that the race checker saw, and right with a fresh event each. The first record of
+an event waits for the queue, so that fresh ones are dear. So an event rests until two groups have closed, each of
+which waits until what was queued has been launched.
+
 Note: [Who ends a transfer]
 Nobody is told when a copy has run, and nobody needs to be: a transfer has ended when the owner's stream was told to
 wait for it. The later that is, the longer the copy may overlap with computation, and the longer its memory is taken.
@@ -22,7 +29,6 @@ from ms_ops.ascend import copies, order
 from ms_ops.ascend.pinned import PinnedSlot, PinnedTier
 from ms_ops.autograd import without_history, without_precision
 from ms_ops.backend import BackEnd, NotSupported
-from ms_ops.copy_thread import CopyThread
 from ms_ops.storage import Layout
 
 _NEEDED = ("Stream", "Event", "StreamCtx", "current_stream", "synchronize")
@@ -109,11 +115,13 @@ class AscendBackEnd(BackEnd):
         check_runtime()
         self.tier = PinnedTier(limit, self._wait_on_host)
         self._verify = verify
-        self._timer = CopyThread(self.lock, lambda error: self.failed(error))
         self._streams: tuple[Any, Any] | None = None
         self.events_made = 0
         self._events: deque[Any] = deque()
-        """Not in use; filled by finalizers, too."""
+        """To be used; see Note: [Events rest]."""
+        self._rested: deque[Any] = deque()
+        self._resting: deque[Any] = deque()
+        """Not in use any more; filled by finalizers, too."""
         self._sends: deque[Batch] = deque()
         self._loads: deque[Batch] = deque()
         self._owners: set[int] = set()
@@ -126,9 +134,10 @@ class AscendBackEnd(BackEnd):
     def ready(self, before: Any = None) -> _Ready:
         owner = ms.runtime.current_stream() if before is None else before.owner
         self._owners.add(owner.id)
+        self._wake_events()
         event = self._event()
         order.record_ready(event, owner)
-        return _Ready(event, owner, self._events)
+        return _Ready(event, owner, self._resting)
 
     def send(self, transfers: Sequence[Any]) -> None:
         to_host, _ = self._both()
@@ -185,7 +194,7 @@ class AscendBackEnd(BackEnd):
             allocated = self._event()
             order.record_allocated(allocated, owner)
             order.wait_until_allocated(to_device, allocated)
-            self._events.append(allocated)
+            self._resting.append(allocated)
             with ms.runtime.StreamCtx(to_device):
                 for transfer, tensor in zip(transfers, batch.loaded, strict=True):
                     batch.transfers.append(transfer)
@@ -245,7 +254,7 @@ class AscendBackEnd(BackEnd):
 
     def _end_send(self, batch: Batch) -> None:
         order.wait_until_sent(batch.owner, batch.event)
-        self._events.append(batch.event)
+        self._resting.append(batch.event)
         order.let_sources_go(batch)
         for transfer in batch.transfers:
             order.end_use_of_slot(transfer)
@@ -263,7 +272,7 @@ class AscendBackEnd(BackEnd):
         for stream in streams.values():
             order.wait_until_loaded(stream, batches[-1].event)
         for batch in batches:
-            self._events.append(batch.event)
+            self._resting.append(batch.event)
             order.let_destinations_go(batch)
             for transfer, tensor in zip(batch.transfers, batch.loaded, strict=True):
                 order.end_use_of_slot(transfer)
@@ -276,10 +285,13 @@ class AscendBackEnd(BackEnd):
         return OSError("its bytes aren't those that left")
 
     def later(self, seconds: float, function: Callable[[], None]) -> None:
-        self._timer.later(seconds, function)
+        """Nothing: copies are operators, and MindSpore's queue takes operators of one thread at a time.
+
+        Launched from a thread of its own beside the training thread's operators, a copy made the queue lose tasks:
+        wrong numbers that no order of streams explains, or "The pointer[task] is null" (2.10.0).
+        """
 
     def close(self) -> None:
-        self._timer.stop()
         self._wait_on_host()
         self._sends.clear()
         self._loads.clear()
@@ -302,11 +314,17 @@ class AscendBackEnd(BackEnd):
             self.events_made += 1
             return ms.runtime.Event()
 
+    def _wake_events(self) -> None:
+        self._events.extend(self._rested)
+        self._rested.clear()
+        for _ in range(len(self._resting)):
+            self._rested.append(self._resting.popleft())
+
     def _order_directions(self, later: Any, earlier: Any) -> None:
         if len(self._owners) > 1:
             event = self._event()
             order.let_copies_wait(later, earlier, event)
-            self._events.append(event)
+            self._resting.append(event)
 
     def _wait_on_host(self) -> None:
         if self._streams is not None:

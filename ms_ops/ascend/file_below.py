@@ -117,7 +117,7 @@ class AscendFileBackEnd(AscendBackEnd):
             self._staged[id(transfer)].event = event
             self._writes += 1
             self._files.submit(transfer, self._write)
-        self._files.submit(event, self._events.append)  # the last of its jobs is behind it
+        self._files.submit(event, self._resting.append)  # the last of its jobs is behind it
 
     def _write(self, transfer: Any) -> None:
         """On the copy thread, called with the lock held."""
@@ -239,7 +239,7 @@ class AscendFileBackEnd(AscendBackEnd):
         for transfer in batch.transfers:
             self._staged[id(transfer)].event = event
             self._files.submit((transfer, self._staged[id(transfer)]), self._has_been_read)
-        self._files.submit(event, self._events.append)
+        self._files.submit(event, self._resting.append)
 
     def _has_been_read(self, loaded: tuple[Any, _Staged]) -> None:
         """On the copy thread: the next user of the block may be this thread, which no stream holds back."""

@@ -22,8 +22,7 @@ owner streams share the pool must the two copy streams wait for each other, too.
 
 Note: [Events are used again]
 The first record of an event waits until all dispatched operators have been launched (MindSpore 2.10.0); the next ones
-don't. A wait refers to the last record that was queued before it, so that an event may be recorded anew as soon as
-every wait for it has been queued.
+don't. When an event may be recorded anew: Note: [Events rest] of `ms_ops.ascend.backend`.
 
 Seen in MindSpore 2.10.0: an owner's `wait_event` is what gives memory back that a copy on another stream has used;
 `Event.synchronize`, `Stream.synchronize` and `Event.query` don't. What MindSpore does by itself for such memory is to

@@ -19,11 +19,18 @@ def blocks(readme: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / readme).read_text("utf-8"), re.M | re.S)
 
 
+def run_in_order(examples: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("page")  # MindSpore's compiler looks names up in a module, and code up in files
+    monkeypatch.setitem(sys.modules, "page", module)
+    for number, code in enumerate(examples):
+        path = folder / f"{number}.py"
+        path.write_text(code, "utf-8")
+        exec(compile(code, str(path), "exec"), vars(module))
+
+
 @pytest.mark.parametrize("readme", READMES)
-def test_python_examples_run_one_after_the_other(readme, capsys):
-    names: dict = {"__name__": "readme"}  # MindSpore wants to know a function's module
-    for code in blocks(readme, "python"):
-        exec(compile(code, readme, "exec"), names)
+def test_python_examples_run_one_after_the_other(readme, tmp_path, monkeypatch, capsys):
+    run_in_order(blocks(readme, "python"), tmp_path, monkeypatch)
     assert "must_recompute + swapped inputs" in capsys.readouterr().out
 
 
@@ -38,14 +45,9 @@ PAGES = sorted(
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
-    module = types.ModuleType("page")  # MindSpore's compiler looks names up in a module, and code up in files
-    monkeypatch.setitem(sys.modules, "page", module)
     examples = blocks(f"docs/{page}", "python")
     assert examples
-    for number, code in enumerate(examples):
-        path = tmp_path / f"{number}.py"
-        path.write_text(code, "utf-8")
-        exec(compile(code, str(path), "exec"), vars(module))
+    run_in_order(examples, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("bandwidth")  # one program serves them all
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "ascend_bandwidth.py"
 LAYER = ("--width", 1000, "--heads", 10, "--tokens", 100, "--batch", 2, "--layers", 3)
 MACHINE = ("--tflops", 100, "--utilisation", 0.5)

@@ -24,6 +24,8 @@ from tests.graph.nets import (
     transformer,
 )
 
+pytestmark = pytest.mark.xdist_group("copies in graphs")  # one program serves them all
+
 PRODUCTS = ("MatMul", "MatMulExt")
 
 

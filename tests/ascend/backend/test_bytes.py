@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("bytes on Ascend")  # one program serves them all
+
 
 @pytest.fixture(scope="module")
 def found(emulated: Any) -> dict[str, Any]:

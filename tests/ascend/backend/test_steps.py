@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("steps on Ascend")  # one program serves them all
+
 PROGRAM = Path(__file__).with_name("steps_program.py")
 
 

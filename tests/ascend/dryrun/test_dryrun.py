@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from hyper_parallel.cli.commands import command
 
+pytestmark = pytest.mark.xdist_group("dry run")  # one program serves them all
+
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "dryrun"
 POLICIES = ROOT / "examples" / "policies"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("calls of the emulator")  # one program serves them all
+
 PROGRAM = Path(__file__).with_name("acl_program.py")
 CLAIMS = re.findall(r"^@claim\ndef (\w+)", PROGRAM.read_text("utf-8"), re.M)
 

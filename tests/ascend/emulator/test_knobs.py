@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("knobs")  # one program serves them all
+
 MEGABYTE = 1 << 20
 MILLISECOND = 1000.0
 ASYNC = "aclrtMemcpyAsync"

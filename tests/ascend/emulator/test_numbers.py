@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.xdist_group("numbers of the emulator")  # one program serves them all
+
 PROGRAM = Path(__file__).with_name("numbers_program.py")
 GROUPS = ["mlp", "block", "language", "images.True", "images.False", "sgd", "sgd_momentum", "momentum", "adam"]
 GROUPS += ["adam_weight_decay", "op"]

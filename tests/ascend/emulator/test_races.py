@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("races")  # one program serves them all
+
 SEEDS = 50
 PROGRAM = Path(__file__).with_name("race_program.py")
 RIGHT = {

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("calls on Ascend")  # one program serves them all
+
 GOLDEN = Path(__file__).parent / "golden_step.txt"
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.ascend.proof.conftest import SCRIPTS
 
+pytestmark = pytest.mark.xdist_group("checks on Ascend")  # one program serves them all
+
 
 @pytest.fixture(scope="module")
 def found(script: Any) -> dict[str, Any]:

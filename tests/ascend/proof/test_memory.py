@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("memory on Ascend")  # one program serves them all
+
 PROGRAM = """
 import json, sys
 import mindspore as ms

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("schedules on Ascend")  # one program serves them all
+
 SEEDS = (1, 2)
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+collect_ignore_glob = ["*_program.py"]  # they run on the emulated device only, and hold no doctests
+
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "scripts" / "ascend_emulator"
 

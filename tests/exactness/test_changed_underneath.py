@@ -1,7 +1,5 @@
 """What a replay reads was written since the forward: an error by the end of that backward, never a wrong number.
 
-pytestmark = pytest.mark.no_cover  # tracing would take a quarter of the time; other tests cover the same lines
-
 A program without a policy, written to in the same way, says what the write does: MindSpore itself may raise, and inside
 a gradient `x[...] = v` gives the Python object a new storage, so that who holds the old one sees nothing of it.
 """

@@ -28,8 +28,6 @@ from tests.helpers import (
     train,
 )
 
-pytestmark = pytest.mark.no_cover  # tracing would take a quarter of the time; other tests cover the same lines
-
 
 def cross_entropy(logits: Tensor) -> Tensor:
     """Written out: the value (not the gradient) of `ops.cross_entropy` differs between two plain runs on CPU."""

@@ -14,8 +14,6 @@ from tests.exactness.grammar_containers import CONTAINERS
 from tests.exactness.grammar_leaves import LEAVES
 from tests.helpers import assert_nothing_live, assert_same
 
-pytestmark = pytest.mark.no_cover  # tracing would take a quarter of the time; other tests cover the same lines
-
 EXAMPLES = {"ci": 300, "full": 3000}
 """By the environment variable HYPOTHESIS_PROFILE. "ci" draws the same examples each time, "full" new ones."""
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")

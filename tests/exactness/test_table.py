@@ -19,8 +19,6 @@ from tests.exactness.programs.entries import WAYS, put_by
 from tests.exactness.programs.program import Around, Program, record_of
 from tests.helpers import Record, assert_same
 
-pytestmark = pytest.mark.no_cover  # tracing would take a quarter of the time; other tests cover the same lines
-
 PROGRAMS: dict[str, Program] = {}
 for module in (calls, cells, trees, gradients, randomness, state, precision):
     assert not PROGRAMS.keys() & module.PROGRAMS.keys()

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -37,11 +38,11 @@ def device_target() -> str:
 def is_compiling() -> bool:
     """Whether this is called, from however far, by the compilation of a graph."""
     compiles = (api._JitExecutor.compile.__code__, api._CellGraphExecutor.compile.__code__)
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in compiles:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

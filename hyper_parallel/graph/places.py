@@ -35,9 +35,9 @@ class Places:
         self.wish[node.path] = wish
         self.class_of[node.path] = node.class_name
         if root is not None:
-            self.root[node.path] = root
-        if root is not None or wish.decision is not None:
-            self.anchor[node.path] = root if root is not None else wish.decision.node.path  # type: ignore[union-attr]
+            self.root[node.path] = self.anchor[node.path] = root
+        elif wish.decision is not None:
+            self.anchor[node.path] = wish.decision.node.path
         for child in node.children:
             self._walk(child, wish, root)
 

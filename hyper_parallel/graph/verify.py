@@ -129,13 +129,13 @@ class _Step(nn.Cell):
         self.net = net
         self.gradient = gradient
 
-    def construct(self, *inputs):  # type: ignore[no-untyped-def]
+    def construct(self, *inputs: Any) -> Any:
         return self.gradient(*inputs)
 
 
 def _step_with(gradient: Callable[..., Any]) -> Callable[..., Any]:
     # MindSpore's compiler reads this function
-    def step(*inputs):  # type: ignore[no-untyped-def]
+    def step(*inputs: Any) -> Any:
         return gradient(*inputs)
 
     return step

@@ -113,7 +113,8 @@ class AscendBackEnd(BackEnd):
     def __init__(self, limit: int, verify: bool = False) -> None:
         super().__init__()
         check_runtime()
-        self.tier = PinnedTier(limit, self._wait_on_host)
+        self._pool = PinnedTier(limit, self._wait_on_host)
+        self.tier = self._pool
         self._verify = verify
         self._streams: tuple[Any, Any] | None = None
         self.events_made = 0

@@ -59,8 +59,7 @@ class AscendFileBackEnd(AscendBackEnd):
 
     def __init__(self, file: WrittenTier, pinned: int, verify: bool = False) -> None:
         super().__init__(pinned, verify)
-        self._staging, self._file = self.tier, file
-        self.tier = file
+        self.tier = self._file = file
         self._changed = threading.Condition(self.lock)
         self._files = CopyThread(self.lock, lambda error: self.failed(error))
         self._staged: dict[int, _Staged] = {}
@@ -99,15 +98,15 @@ class AscendFileBackEnd(AscendBackEnd):
 
     def _room_for(self, transfer: Any) -> PinnedSlot | None:
         try:
-            return self._staging.take(transfer.span)  # type: ignore[return-value]
+            return self._pool.take(transfer.span)
         except TierFull:
             return None
 
     def _no_room(self, transfer: Any) -> OSError:
         return OSError(
             errno.ENOMEM,
-            f"there is no room for {transfer.span} bytes in pinned memory, of which {self._staging.limit} may be used "
-            f"on the way to the file and {self._staging.used} are in use",
+            f"there is no room for {transfer.span} bytes in pinned memory, of which {self._pool.limit} may be used "
+            f"on the way to the file and {self._pool.used} are in use",
         )
 
     def _recorded(self, batch: Batch, to_host: Any) -> None:
@@ -153,7 +152,7 @@ class AscendFileBackEnd(AscendBackEnd):
             if staged.forgotten and self._files.cancel(transfer):
                 self._writes -= 1
             del self._staged[id(transfer)]
-            self._staging.give_back(staged.slot)
+            self._pool.give_back(staged.slot)
             while self._starved:
                 self._files.submit(self._starved.popleft(), self._read)
 
@@ -285,7 +284,7 @@ class AscendFileBackEnd(AscendBackEnd):
     def close(self) -> None:
         self._files.stop()
         super().close()
-        self._staging.close()
+        self._pool.close()
 
 
 def _parts(slot: PinnedSlot, nbytes: int) -> list[Any]:

@@ -98,6 +98,11 @@ class PinnedTier(Tier):
             )
         self._chunks: list[_Chunk] = []
 
+    def take(self, nbytes: int) -> PinnedSlot:
+        slot = super().take(nbytes)
+        assert isinstance(slot, PinnedSlot)
+        return slot
+
     def _grow(self, size: int) -> Slot:
         parts = self._carve(size)
         if parts is None:

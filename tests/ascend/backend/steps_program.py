@@ -77,8 +77,9 @@ def batch(seed: int = 1) -> Tensor:
     return Tensor(np.random.RandomState(seed).randn(ROWS, WIDE).astype(np.float32))
 
 
-def train(net: Net, steps: int = 3, lock: Any = contextlib.nullcontext()) -> list[Any]:  # noqa: B008
-    """Losses, gradients and weights of some steps."""
+def train(net: Net, steps: int = 3, lock: Any = None) -> list[Any]:
+    """Losses, gradients and weights of some steps, each taken under a lock if there is one."""
+    lock = lock or contextlib.nullcontext()
     weights = net.trainable_params()
     step, x, record = ms.value_and_grad(net, None, weights), batch(), []
     for _ in range(steps):

@@ -25,7 +25,8 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from bench_activation import Block as TransformerBlock
+from mindspore import Tensor, nn
 from mindspore.ops import operations
 from rich.console import Console
 from rich.table import Table
@@ -70,25 +71,6 @@ class Net(nn.Cell):
         for layer in self.layers:
             x = layer(x)
         return (x**2).mean()
-
-
-class SmallBlock(nn.Cell):
-    """The transformer block of the other benchmarks, small: what counts here is the number of operators."""
-
-    def __init__(self, d: int = 16, h: int = 2) -> None:
-        super().__init__()
-        self.d, self.h = d, h
-        self.norm1, self.norm2 = nn.LayerNorm((d,)), nn.LayerNorm((d,))
-        self.qkv, self.out = nn.Dense(d, 3 * d), nn.Dense(d, d)
-        self.up, self.act, self.down = nn.Dense(d, 4 * d), nn.GELU(), nn.Dense(4 * d, d)
-        self.softmax = nn.Softmax(-1)
-
-    def construct(self, x: Tensor) -> Tensor:
-        b, s, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).reshape(b, s, 3, self.h, d // self.h).transpose(2, 0, 3, 1, 4).split(1, 0)
-        a = self.softmax(ops.matmul(q.squeeze(0), k.squeeze(0).swapaxes(-1, -2)) / (d // self.h) ** 0.5)
-        x = x + self.out(ops.matmul(a, v.squeeze(0)).transpose(0, 2, 1, 3).reshape(b, s, d))
-        return x + self.down(self.act(self.up(self.norm2(x))))
 
 
 def under_jit(net: nn.Cell, level: str) -> Callable[[Tensor], Any]:
@@ -155,7 +137,7 @@ def peak_of(policy: str, style: str) -> dict[str, float]:
 
 def cost_of(depth: int, what: str) -> dict[str, float]:
     """Seconds of applying and verifying, in this process."""
-    make: Any = SmallBlock if what == "transformer" else Block
+    make: Any = TransformerBlock if what == "transformer" else Block
     net, x = seeded(Net([make(16, 2) for _ in range(depth)])), Tensor(np.ones((2, 4, 16), np.float32))
     warm = Net([make(16, 2)])
     apply_policy(warm, {"version": 1, "rules": [POLICIES["full"]]}, mode="graph")

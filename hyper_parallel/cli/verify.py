@@ -12,8 +12,7 @@ from hyper_parallel.cli.errors import UserError, policy_errors, user_errors
 from hyper_parallel.cli.loading import in_words
 from hyper_parallel.cli.options import json_option, model_of, model_option, stage_option
 from hyper_parallel.core.errors import PolicyError
-from hyper_parallel.graph.report import GraphReport
-from hyper_parallel.graph.report import in_words as counts_in_words
+from hyper_parallel.graph.report import HEADINGS, GraphReport
 from hyper_parallel.policy_file import apply_policy, load_policy, verify_policy
 from hyper_parallel.report.tables import table
 from ms_ops.graph_compile import JIT_LEVELS
@@ -67,19 +66,8 @@ def _verified(model: str, policy: str, stage: int | None, jit_level: str | None,
 
 
 def _show(report: GraphReport, title: str) -> None:
-    columns = [(heading, "left") for heading in ("cell", "class", "policy", "why", "verdict", "recomputed")]
-    cells = [
-        (
-            row.plan.path or "(the net)",
-            row.plan.class_name,
-            row.plan.policy_text,
-            row.plan.why,
-            row.verdict,
-            counts_in_words(row.recomputed) + (f"; {row.reason}" if row.reason else ""),
-        )
-        for row in report.rows
-    ]
+    columns = [(heading, "left") for heading in HEADINGS]
     console = Console()
-    console.print(table(title, columns, cells))
+    console.print(table(title, columns, report.lines()))
     for line in report.totals():
         console.print(line, markup=False, highlight=False)

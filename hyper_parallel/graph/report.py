@@ -8,6 +8,8 @@ from hyper_parallel.policy_file.describe import aligned
 from hyper_parallel.policy_file.resolve import PlanRow
 
 HONOURED, NOT_HONOURED, NOT_NEEDED = "honoured", "not honoured", "not needed"
+HEADINGS = ("path", "cell", "policy", "why", "verdict", "recomputed")
+"""Of a report's table: the first four are a plan's."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,12 @@ class GraphReport:
             One line per cell (path, class, policy, who decided, verdict, operators, reason), then totals.
         """
         state = "as planned" if self.honoured else "not as planned"
-        lines = [("path", "cell", "policy", "why", "verdict", "recomputed")]
-        lines += [
+        text = [f"{self.source}: {self.net} compiled, {state}", *aligned([HEADINGS, *self.lines()])]
+        return "\n".join([*text, *self.totals()])
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """What stands below each of `HEADINGS`, row by row."""
+        return [
             (
                 row.plan.path or "(the net)",
                 row.plan.class_name,
@@ -113,8 +119,6 @@ class GraphReport:
             )
             for row in self.rows
         ]
-        text = [f"{self.source}: {self.net} compiled, {state}", *aligned(lines)]
-        return "\n".join([*text, *self.totals()])
 
     def totals(self) -> list[str]:
         """What there is to say of the net as a whole, in lines."""

@@ -5,46 +5,35 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from ms_ops.graph_compile import graph_of_cell, graph_of_function
 from ms_ops.graph_flags import set_scope
 from ms_ops.graph_ir import Node, read_graph
+from scripts import bench_activation
 from tests.helpers import numbers, seeded
 
 WIDTH = 8
 
 
-class Block(nn.Cell):
-    """The transformer block of the benchmarks: attention by functions, the rest by cells."""
-
-    def __init__(self, d: int = WIDTH, h: int = 2) -> None:
-        super().__init__()
-        self.d, self.h = d, h
-        self.norm1, self.norm2 = nn.LayerNorm((d,)), nn.LayerNorm((d,))
-        self.qkv, self.out = nn.Dense(d, 3 * d), nn.Dense(d, d)
-        self.up, self.act, self.down = nn.Dense(d, 2 * d), nn.GELU(), nn.Dense(2 * d, d)
-        self.softmax = nn.Softmax(-1)
-
-    def construct(self, x: Tensor) -> Tensor:
-        b, s, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).reshape(b, s, 3, self.h, d // self.h).transpose(2, 0, 3, 1, 4).split(1, 0)
-        a = self.softmax(ops.matmul(q.squeeze(0), k.squeeze(0).swapaxes(-1, -2)) / (d // self.h) ** 0.5)
-        x = x + self.out(ops.matmul(a, v.squeeze(0)).transpose(0, 2, 1, 3).reshape(b, s, d))
-        return x + self.down(self.act(self.up(self.norm2(x))))
-
-
-class Transformer(nn.Cell):
-    """Blocks and a mean square."""
+class Transformer(bench_activation.Net):
+    """The transformer of the benchmarks: attention by functions, the rest by cells; its output is a mean square."""
 
     def __init__(self, depth: int = 2) -> None:
+        super().__init__(depth, WIDTH, 2)
+
+
+class Net(nn.Cell):
+    """Blocks and a sum."""
+
+    def __init__(self, *blocks: nn.Cell) -> None:
         super().__init__()
-        self.layers = nn.CellList([Block() for _ in range(depth)])
+        self.blocks = nn.CellList(list(blocks))
 
     def construct(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return (x**2).mean()
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
 
 
 class ConvBlock(nn.Cell):

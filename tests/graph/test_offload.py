@@ -11,7 +11,7 @@ from hyper_parallel.graph import verify
 from hyper_parallel.graph.swap import Ladder
 from hyper_parallel.policy_file import plan as plan_module
 from ms_ops.graph_ir import Node, read_graph
-from tests.graph.nets import of
+from tests.graph.nets import Net, of
 from tests.helpers import numbers, seeded
 
 X = numbers(2, 4)
@@ -35,19 +35,6 @@ class Plain(Late):
     def __init__(self) -> None:
         nn.Cell.__init__(self)
         self.up, self.down, self.tanh = nn.Dense(4, 4), nn.Dense(4, 4), operations.Tanh()
-
-
-class Net(nn.Cell):
-    """Blocks and a sum."""
-
-    def __init__(self, *blocks: nn.Cell) -> None:
-        super().__init__()
-        self.blocks = nn.CellList(list(blocks))
-
-    def construct(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x.sum()
 
 
 @pytest.fixture

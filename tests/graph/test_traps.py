@@ -14,7 +14,7 @@ from mindspore.ops import operations
 
 from hyper_parallel import CheckpointPolicy, PolicyError, activation_policy, apply_policy, verify_policy
 from ms_ops.graph_flags import own_primitives
-from tests.graph.nets import GradientStep, jit_step, of
+from tests.graph.nets import GradientStep, Net, jit_step, of
 from tests.helpers import numbers, seeded
 
 X = numbers(2, 4)
@@ -31,19 +31,6 @@ class Mlp(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         return self.down(self.tanh(ops.sigmoid(self.up(x))))
-
-
-class Net(nn.Cell):
-    """Blocks and a sum."""
-
-    def __init__(self, *blocks: nn.Cell) -> None:
-        super().__init__()
-        self.blocks = nn.CellList(list(blocks))
-
-    def construct(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x.sum()
 
 
 def mlp(count: int = 2) -> nn.Cell:

@@ -134,7 +134,8 @@ class AscendBackEnd(BackEnd):
     def ready(self, before: Any = None) -> _Ready:
         owner = ms.runtime.current_stream() if before is None else before.owner
         self._owners.add(owner.id)
-        self._wake_events()
+        if before is None:  # a group closes
+            self._wake_events()
         event = self._event()
         order.record_ready(event, owner)
         return _Ready(event, owner, self._resting)
@@ -293,8 +294,8 @@ class AscendBackEnd(BackEnd):
 
     def close(self) -> None:
         self._wait_on_host()
-        self._sends.clear()
-        self._loads.clear()
+        for queue in (self._sends, self._loads, self._events, self._rested, self._resting):
+            queue.clear()  # here, and not wherever the collector runs: an event's end is dispatched like an operator
         self.tier.close()
 
     def leave_to_the_parent(self) -> None:

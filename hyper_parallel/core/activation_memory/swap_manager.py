@@ -33,7 +33,7 @@ class SwapManager(SwapByHand):
     the statistics. Offload is grouped at cell boundaries, load runs ahead of backward by bytes.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` ``CPU``
 
     Examples:
         >>> from hyper_parallel import SwapManager
@@ -101,7 +101,7 @@ class SwapManager(SwapByHand):
             HostMemoryError: The folder can't be written.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -157,7 +157,7 @@ class SwapManager(SwapByHand):
             Counters and peaks; see `SwapStats`.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -175,7 +175,7 @@ class SwapManager(SwapByHand):
         """Begin to count anew, and give host memory that is free back; settings stay.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -202,7 +202,7 @@ class SwapManager(SwapByHand):
             ValueError: Both are the same.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from mindspore import nn
@@ -230,7 +230,7 @@ class SwapManager(SwapByHand):
             SwapStateError: It is called inside of a gradient call, whose backward would need them.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -264,7 +264,7 @@ class SwapManager(SwapByHand):
             OSError: The file can't be written, or its folder isn't there.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> import tempfile, pathlib

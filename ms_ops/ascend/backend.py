@@ -8,8 +8,8 @@ Note: [Events rest]
 An event could be recorded anew as soon as every wait for it has been queued. On MindSpore 2.10.0 it can't: where two
 owners had the directions wait for each other, with one event for many waits in a row, numbers were wrong in every third
 training, with no access out of order that the race checker saw, and right with a fresh event each. The first record of
-an event waits for the queue, so that fresh ones are dear. So an event rests until two groups have closed, each of
-which waits until what was queued has been launched.
+an event waits for the queue, so that fresh ones are dear. So an event rests until two groups have closed. Each waits
+until what was queued has been launched, unless the first tensor that is asked for was in use already.
 
 Note: [Who ends a transfer]
 Nobody is told when a copy has run, and nobody needs to be: a transfer has ended when the owner's stream was told to

@@ -79,11 +79,12 @@ class SwapManager(SwapByHand):
         """Choose how this process swaps; what isn't given keeps its default, without arguments all do.
 
         Args:
-            tier: ``"file"`` (the default: unlinked files, truly lowers the peak) or ``"host"`` (RAM).
+            tier: ``"file"`` (the default: unlinked files, truly lowers the peak) or ``"host"`` (RAM). On Ascend pinned
+                memory, with files behind it only if ``"file"`` is given.
             host_budget: Most bytes on host, e.g. ``"8GiB"``. Default: half of the container's memory, divided by the
                 ranks on this host.
-            window: Bytes loaded ahead of backward. Default: ``"32MiB"``.
-            pending: Bytes on their way to host before forward waits. Default: ``"32MiB"``.
+            window: Bytes loaded ahead of backward. Default: ``"32MiB"``; on Ascend more, if regions are larger.
+            pending: Bytes on their way to host before forward waits. Default: as for `window`.
             min_bytes: Smaller tensors stay on the device. Default: ``"1MiB"``.
             fuse_below: Smaller tensors of one region travel together, where `min_bytes` lets them go. Default:
                 ``"1MiB"``.
@@ -151,7 +152,7 @@ class SwapManager(SwapByHand):
         return undo
 
     def stats(self) -> SwapStats:
-        """What was swapped since `reset()`; waits for all dispatched operators (the only call here that does).
+        """What was swapped since `reset()`; waits for all dispatched operators, as `reset` does.
 
         Returns:
             Counters and peaks; see `SwapStats`.

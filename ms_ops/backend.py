@@ -70,6 +70,8 @@ class Transfer(Protocol):
     """What moves at once: storages that lie one after the other in a slot."""
 
     pieces: Sequence[Any]
+    nbytes: int
+    """Of the pieces."""
     span: int
     """Bytes on host."""
     slot: Slot | None

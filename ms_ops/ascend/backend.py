@@ -8,8 +8,8 @@ Note: [Events rest]
 An event could be recorded anew as soon as every wait for it has been queued. On MindSpore 2.10.0 it can't: where two
 owners had the directions wait for each other, with one event for many waits in a row, numbers were wrong in every third
 training, with no access out of order that the race checker saw, and right with a fresh event each. The first record of
-an event waits for the queue, so that fresh ones are dear. So an event rests until two groups have closed, each of
-which waits until what was queued has been launched.
+an event waits for the queue, so that fresh ones are dear. So an event rests until two groups have closed. Each waits
+until what was queued has been launched, unless the first tensor that is asked for was in use already.
 
 Note: [Who ends a transfer]
 Nobody is told when a copy has run, and nobody needs to be: a transfer has ended when the owner's stream was told to
@@ -135,7 +135,8 @@ class AscendBackEnd(BackEnd):
     def ready(self, before: Any = None) -> _Ready:
         owner = ms.runtime.current_stream() if before is None else before.owner
         self._owners.add(owner.id)
-        self._wake_events()
+        if before is None:  # a group closes
+            self._wake_events()
         event = self._event()
         order.record_ready(event, owner)
         return _Ready(event, owner, self._resting)
@@ -294,8 +295,8 @@ class AscendBackEnd(BackEnd):
 
     def close(self) -> None:
         self._wait_on_host()
-        self._sends.clear()
-        self._loads.clear()
+        for queue in (self._sends, self._loads, self._events, self._rested, self._resting):
+            queue.clear()  # here, and not wherever the collector runs: an event's end is dispatched like an operator
         self.tier.close()
 
     def leave_to_the_parent(self) -> None:

@@ -19,6 +19,7 @@ from mindspore import Tensor, mint
 from mindspore.ops.auto_generate.gen_ops_prim import as_strided_op
 
 from ms_ops.ascend.pinned import PinnedSlot
+from ms_ops.autograd import without_history
 from ms_ops.storage import Layout, array_type
 from ms_ops.tensors import copy_into, view_of
 
@@ -56,9 +57,10 @@ class DeviceStorage:
         """A tensor without history over these bytes."""
         if layout is self._layout or layout == self._layout:
             return self._alias
-        if layout.strides is not None and layout.dtype == self._alias.dtype and self._alias.ndim:
-            return as_strided_op(self._alias, layout.shape, layout.strides, layout.offset)
-        return tensor_in(self._flat(), layout)
+        with without_history():
+            if layout.strides is not None and layout.dtype == self._alias.dtype and self._alias.ndim:
+                return as_strided_op(self._alias, layout.shape, layout.strides, layout.offset)
+            return tensor_in(self._flat(), layout)
 
     def _flat(self) -> Tensor:
         """All the bytes, as a tensor of uint8."""

@@ -4,6 +4,11 @@ Note: [The host waits on the copy thread only]
 Only the host can tell the file that a block has arrived in pinned memory: the copy thread asks the event, and sleeps
 in between. The thread that trains does so never; it waits where the copy thread has not read yet what backward needs,
 or has not written yet what takes the room of the next region in pinned memory. Both count as `wait_seconds`.
+
+Note: [The copy thread dispatches nothing]
+MindSpore's queue takes operators of one thread at a time, see `AscendBackEnd.later`. So the copy thread reads and
+writes files, and asks events; what it has read is loaded by the training thread, which also pins memory for what is to
+be read: that is an operator, too.
 """
 
 import errno
@@ -15,7 +20,7 @@ from typing import Any
 
 from ms_ops.ascend import order
 from ms_ops.ascend.backend import AscendBackEnd, Batch
-from ms_ops.ascend.pinned import PinnedSlot
+from ms_ops.ascend.pinned import PinnedSlot, PinnedTier
 from ms_ops.copy_thread import CopyThread
 from ms_ops.host import Slot, TierFull, WrittenTier
 
@@ -90,9 +95,7 @@ class AscendFileBackEnd(AscendBackEnd):
             some.append(self._queued.popleft())
         if some:
             super().send(some)
-        elif (
-            self._queued and not self._writes and not any(staged.is_loading for staged in self._staged.values())
-        ):  # no room will be given back
+        elif self._queued and not self._gives_room():
             transfer = self._queued.popleft()
             self.sent(transfer, self._no_room(transfer), time.perf_counter())
 
@@ -101,6 +104,10 @@ class AscendFileBackEnd(AscendBackEnd):
             return self._pool.take(transfer.span)
         except TierFull:
             return None
+
+    def _gives_room(self) -> bool:
+        """Whether pinned memory will be given back by what goes on now."""
+        return self._writes > 0 or any(staged.is_loading or staged.jobs for staged in self._staged.values())
 
     def _no_room(self, transfer: Any) -> OSError:
         return OSError(
@@ -173,14 +180,10 @@ class AscendFileBackEnd(AscendBackEnd):
 
     def _read(self, transfer: Any) -> None:
         """On the copy thread, called with the lock held."""
-        slot = self._room_for(transfer)
-        if slot is None:
-            if self._writes:
-                self._files.submit(transfer, self._read)  # they are before it, and give room
-            elif self._staged:
-                self._starved.append(transfer)
-            else:
-                self.arrived(transfer, None, self._no_room(transfer), time.perf_counter())
+        try:
+            slot = self._pool.take_pinned(transfer.span)
+        except TierFull:
+            self._starved.append(transfer)
             self._changed.notify_all()
             return
         order.begin_use_of_slot(transfer)
@@ -216,7 +219,20 @@ class AscendFileBackEnd(AscendBackEnd):
     def advance(self, condition: Callable[[], bool], *loads: Any) -> None:
         self._launch_what_was_read()
         self._launch_queued()
+        self._feed_starved()
         super().advance(condition, *loads)
+
+    def _feed_starved(self) -> None:
+        """Pin memory for what is to be read; see Note: [The copy thread dispatches nothing]."""
+        slots = []
+        while self._starved and (slot := self._room_for(self._starved[0])) is not None:
+            slots.append(slot)
+            self._files.submit(self._starved.popleft(), self._read)
+        for slot in slots:  # the copy thread takes them
+            self._pool.give_back(slot)
+        while self._starved and not slots and not self._gives_room():
+            transfer = self._starved.popleft()
+            self.arrived(transfer, None, self._no_room(transfer), time.perf_counter())
 
     def _launch_what_was_read(self) -> None:
         needed = []
@@ -285,6 +301,9 @@ class AscendFileBackEnd(AscendBackEnd):
         self._files.stop()
         super().close()
         self._pool.close()
+
+    def leave_to_the_parent(self) -> None:
+        self._file.close()
 
 
 def _parts(slot: PinnedSlot, nbytes: int) -> list[Any]:

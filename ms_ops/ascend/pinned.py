@@ -91,6 +91,7 @@ class PinnedTier(Tier):
     def __init__(self, limit: int, before_unpinning: Callable[[], None]) -> None:
         super().__init__(limit)
         self._before_unpinning = before_unpinning
+        self._may_pin = True
         there = container_bytes()
         if limit > there:
             raise TierFull(
@@ -103,9 +104,23 @@ class PinnedTier(Tier):
         assert isinstance(slot, PinnedSlot)
         return slot
 
+    def take_pinned(self, nbytes: int) -> PinnedSlot:
+        """As `take`, of what is pinned already: pinning dispatches an operator, which not every thread may.
+
+        Raises:
+            TierFull: There is none.
+        """
+        self._may_pin = False
+        try:
+            return self.take(nbytes)
+        finally:
+            self._may_pin = True
+
     def _grow(self, size: int) -> Slot:
         parts = self._carve(size)
         if parts is None:
+            if not self._may_pin:
+                raise TierFull(f"of the {self.allocated} bytes that are pinned, no {size} are free")
             self._check_limit(size)
             chunk = max(size % CHUNK_BYTES or CHUNK_BYTES, min(CHUNK_BYTES, slot_bytes(self.allocated // _GROWTH)))
             room = self.limit - self.allocated - (size // CHUNK_BYTES) * CHUNK_BYTES

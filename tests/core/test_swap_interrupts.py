@@ -202,3 +202,17 @@ def test_a_value_that_a_tensor_policy_raises_is_not_a_broken_engine(manager: Swa
     with pytest.raises(KeyboardInterrupt):
         gradients(swap_wrapper(net(), policy_fn=policy), X)
     assert manager.engine is engine
+
+
+def test_an_interrupt_while_room_is_made_for_what_a_region_saves_breaks_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier = FakeTier()
+    tier.gate.clear()  # so that what is launched stays on its way
+    with engine_with(tier) as engine:
+        handles = group_of(engine, tensor_of(2))
+        engine.region_begins()
+        monkeypatch.setattr(engine.limits, "pending", 1)
+        with interrupted(type(engine.back_end), "advance", 1), pytest.raises(KeyboardInterrupt):
+            engine.saves(handles[0].group, 1024)
+        assert isinstance(engine.ledger.broken, KeyboardInterrupt)

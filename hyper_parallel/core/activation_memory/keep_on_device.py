@@ -28,7 +28,7 @@ def keep_on_device(target: Any) -> Any:
         TypeError: There is no tensor in `target`.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` ``CPU``
 
     Examples:
         >>> import mindspore as ms
@@ -64,7 +64,7 @@ def swap_tensor_wrapper(target: Any, tag: str | None = None, group_swap: bool = 
         PolicyError: No swapped region is open here, so that nothing would take the tensors to host.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` ``CPU``
 
     Examples:
         >>> import mindspore as ms

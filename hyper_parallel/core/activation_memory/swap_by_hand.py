@@ -145,7 +145,7 @@ class SwapByHand:
             ValueError: It is empty.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -164,7 +164,7 @@ class SwapByHand:
         """The name that `set_current_group_name` gave on this thread, or None.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
         """
         return self._group_name.value or None
 
@@ -179,7 +179,7 @@ class SwapByHand:
             HostMemoryError: The host is exhausted.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
         """
         self.engine.by_hand(group_name, "launch_offload")
 
@@ -194,7 +194,7 @@ class SwapByHand:
             HostMemoryError: A copy failed; the tensors are on the device.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
         """
         self.engine.by_hand(group_name, "wait_offload")
 
@@ -208,7 +208,7 @@ class SwapByHand:
             SwapStateError: No such group holds swapped tensors, or they aren't on host (yet).
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
         """
         self.engine.by_hand(group_name, "launch_load")
 
@@ -223,7 +223,7 @@ class SwapByHand:
             HostMemoryError: A tensor can't be read.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
         """
         self.engine.by_hand(group_name, "wait_load")
 
@@ -237,6 +237,6 @@ class SwapByHand:
             SwapStateError: No such group holds swapped tensors.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
         """
         return self.engine.is_last(group_name)

@@ -79,7 +79,7 @@ class SwapEngine:
         self._by_address: dict[int, tuple[SwapTensor, Piece]] = {}
         """What is on the device, by where its storage begins: the address may be used again afterwards."""
         self._last_bytes: dict[str, int] = {}
-        self._offloads = Offloads(settings, self.limits, back_end, self.ledger, self._leaves_device)
+        self._offloads = Offloads(settings, self.limits, back_end, self.ledger, self._drop)
         self._loads = Loads(self.limits, back_end, self.ledger, self._offloads, self._groups, self._reap)
         self._by_hand = ByHand(self.ledger, back_end, self._offloads, self._loads, self._groups)
         self._in_order = back_end.frees_in_order
@@ -135,8 +135,12 @@ class SwapEngine:
         group.saved += nbytes
         limit = max(0, self.limits.pending - int(group.saved * self._unique))
         if self.ledger.now["pending"] > limit:
-            with self._lock:
-                self.back_end.advance(lambda: self._offloads.backlog <= limit)
+            self._make_way(limit)
+
+    @_all_or_broken
+    def _make_way(self, limit: int) -> None:
+        with self._lock:
+            self.back_end.advance(lambda: self._offloads.backlog <= limit)
 
     def close_group(self, group: SwapGroup, handles: list[SwapHandle]) -> None:
         """Take over what the region saved. The only wait for operators: Note [One wait per group]."""
@@ -333,10 +337,8 @@ class SwapEngine:
         if self._has_unneeded:
             self._has_unneeded = self.back_end.end_unneeded()
 
-    def _leaves_device(self, entry: SwapTensor) -> None:
-        self._drop(entry)
-
     def _drop(self, entry: SwapTensor) -> None:
+        """Its bytes are not on the device any more, as far as the engine is concerned."""
         self.ledger.move("resident", -entry.nbytes)
         for piece in entry.pieces:
             if piece.storage is not None:

@@ -33,7 +33,7 @@ class SwapManager(SwapByHand):
     the statistics. Offload is grouped at cell boundaries, load runs ahead of backward by bytes.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` ``CPU``
 
     Examples:
         >>> from hyper_parallel import SwapManager
@@ -79,11 +79,12 @@ class SwapManager(SwapByHand):
         """Choose how this process swaps; what isn't given keeps its default, without arguments all do.
 
         Args:
-            tier: ``"file"`` (the default: unlinked files, truly lowers the peak) or ``"host"`` (RAM).
+            tier: ``"file"`` (the default: unlinked files, truly lowers the peak) or ``"host"`` (RAM). On Ascend pinned
+                memory, with files behind it only if ``"file"`` is given.
             host_budget: Most bytes on host, e.g. ``"8GiB"``. Default: half of the container's memory, divided by the
                 ranks on this host.
-            window: Bytes loaded ahead of backward. Default: ``"32MiB"``.
-            pending: Bytes on their way to host before forward waits. Default: ``"32MiB"``.
+            window: Bytes loaded ahead of backward. Default: ``"32MiB"``; on Ascend more, if regions are larger.
+            pending: Bytes on their way to host before forward waits. Default: as for `window`.
             min_bytes: Smaller tensors stay on the device. Default: ``"1MiB"``.
             fuse_below: Smaller tensors of one region travel together, where `min_bytes` lets them go. Default:
                 ``"1MiB"``.
@@ -101,7 +102,7 @@ class SwapManager(SwapByHand):
             HostMemoryError: The folder can't be written.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -151,13 +152,13 @@ class SwapManager(SwapByHand):
         return undo
 
     def stats(self) -> SwapStats:
-        """What was swapped since `reset()`; waits for all dispatched operators (the only call here that does).
+        """What was swapped since `reset()`; waits for all dispatched operators, as `reset` does.
 
         Returns:
             Counters and peaks; see `SwapStats`.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -175,7 +176,7 @@ class SwapManager(SwapByHand):
         """Begin to count anew, and give host memory that is free back; settings stay.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -202,7 +203,7 @@ class SwapManager(SwapByHand):
             ValueError: Both are the same.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from mindspore import nn
@@ -230,7 +231,7 @@ class SwapManager(SwapByHand):
             SwapStateError: It is called inside of a gradient call, whose backward would need them.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> from hyper_parallel import SwapManager
@@ -264,7 +265,7 @@ class SwapManager(SwapByHand):
             OSError: The file can't be written, or its folder isn't there.
 
         Supported Platforms:
-            ``CPU``
+            ``Ascend`` ``CPU``
 
         Examples:
             >>> import tempfile, pathlib

@@ -224,7 +224,7 @@ def swap(
         HostMemoryError: The host budget or the disk is exhausted.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` ``CPU``
 
     Examples:
         >>> import mindspore as ms
@@ -257,7 +257,7 @@ def swap_wrapper(
         PolicyError: The cell carries a policy that contradicts.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` ``CPU``
 
     Examples:
         >>> from mindspore import nn

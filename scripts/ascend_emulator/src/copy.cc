@@ -47,7 +47,8 @@ const char *text(MemcpyKind kind) {
 MemcpyKind resolved(int kind, const void *to, const void *from) {
   if (kind != kDefault) return static_cast<MemcpyKind>(kind);
   bool to_device = space_of(to) == Space::kDevice, from_device = space_of(from) == Space::kDevice;
-  return static_cast<MemcpyKind>((from_device ? kDeviceToHost : kHostToHost) | (to_device ? kHostToDevice : kHostToHost));
+  if (from_device) return to_device ? kDeviceToDevice : kDeviceToHost;
+  return to_device ? kHostToDevice : kHostToHost;
 }
 
 // Moves the bytes at the end of the time that the copy takes: what is overwritten too early, or read too early, shows.

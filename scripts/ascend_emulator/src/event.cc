@@ -1,9 +1,10 @@
 // Events: marks on a stream that another stream, or the host, waits for.
 //
 // Note: [Two kinds of events]
-// An event of aclrtCreateEventExWithFlag (MindSpore's runtime.Event) is what CUDA has: a wait means the last record before
-// it, and an event that was never recorded makes nobody wait. An event of aclrtCreateEventWithFlag (MindSpore's own, in
-// its memory pools) is a flag: a wait means the record since the last reset, or the next one if there is none yet.
+// An event of aclrtCreateEventExWithFlag (MindSpore's runtime.Event) is what CUDA has: a wait means the last record
+// before it, and an event that was never recorded makes nobody wait. An event of aclrtCreateEventWithFlag (MindSpore's
+// own, in its memory pools) is a flag: a wait means the record since the last reset, or the next one if there is none
+// yet.
 #include <algorithm>
 #include <atomic>
 #include <map>

@@ -52,7 +52,8 @@ class Operator {
   size_t bytes_ = 0;
 };
 
-#define OPERATOR(name, ...) ACL_EXPORT aclError aclnn##name##GetWorkspaceSize(__VA_ARGS__, uint64_t *workspace, aclOpExecutor **executor)
+#define OPERATOR(name, ...)                                                                      \
+  ACL_EXPORT aclError aclnn##name##GetWorkspaceSize(__VA_ARGS__, uint64_t *workspace, aclOpExecutor **executor)
 #define OP ascsim::Operator(__func__, workspace, executor)
 
 // Puts an operator's work on a stream.

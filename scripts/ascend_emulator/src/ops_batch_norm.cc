@@ -15,7 +15,8 @@ struct Statistics {
 };
 
 Statistics statistics_of(const Values &v, int64_t channels, int64_t places) {
-  Statistics result{Values(channels, 0.0), Values(channels, 0.0), static_cast<double>(v.size()) / static_cast<double>(channels)};
+  double count = static_cast<double>(v.size()) / static_cast<double>(channels);
+  Statistics result{Values(channels, 0.0), Values(channels, 0.0), count};
   for (size_t i = 0; i < v.size(); ++i) result.mean[i / places % channels] += v[i] / result.count;
   for (size_t i = 0; i < v.size(); ++i) {
     double distance = v[i] - result.mean[i / places % channels];
@@ -47,8 +48,8 @@ struct NormGradient {
 };
 
 // With the batch's own mean and scale these depend on the input, too; with the running ones they don't.
-NormGradient norm_gradient(const Values &dy, const Values &v, const Values &mean, const Values &scale, const Values &gamma,
-                           int64_t places, bool own_statistics) {
+NormGradient norm_gradient(const Values &dy, const Values &v, const Values &mean, const Values &scale,
+                           const Values &gamma, int64_t places, bool own_statistics) {
   size_t channels = mean.size();
   NormGradient result{Values(v.size()), Values(channels, 0.0), Values(channels, 0.0)};
   for (size_t i = 0; i < v.size(); ++i) {
@@ -68,8 +69,8 @@ NormGradient norm_gradient(const Values &dy, const Values &v, const Values &mean
 
 }  // namespace
 
-OPERATOR(BatchNorm, In input, In weight, In bias, Out running_mean, Out running_variance, bool training, double momentum,
-         double epsilon, Out output, Out saved_mean, Out saved_scale) {
+OPERATOR(BatchNorm, In input, In weight, In bias, Out running_mean, Out running_variance, bool training,
+         double momentum, double epsilon, Out output, Out saved_mean, Out saved_scale) {
   Operator op = OP;
   Tensor x = op.in(input), w{}, b{}, y = op.out(output), mean_out = op.out(saved_mean), scale_out = op.out(saved_scale);
   bool weighted = weight != nullptr, biased = bias != nullptr;
@@ -124,7 +125,8 @@ namespace {
 void normalise_for_inference(const LegacyCall &call) {
   const Tensor &x = call.inputs[0];
   Values scale = scales_of(read(call.inputs[4]), call.number("epsilon", 1e-5));
-  write(call.outputs[0], normalised(read(x), read(call.inputs[3]), scale, read(call.inputs[1]), read(call.inputs[2]), places_of(x)));
+  write(call.outputs[0], normalised(read(x), read(call.inputs[3]), scale, read(call.inputs[1]), read(call.inputs[2]),
+                                    places_of(x)));
 }
 
 // Training is in two operators: sums of each channel first, then everything else.

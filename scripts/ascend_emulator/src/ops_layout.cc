@@ -94,7 +94,8 @@ void one_hot(const Tensor &chosen, double on, double off, const Tensor &to) {
 
 // Calls `use(place in index, place in table)` for Gather and Scatter: the index replaces one coordinate.
 template <class Use>
-void each_indexed(const Tensor &index, const std::vector<int64_t> &numbers, const Tensor &table, int64_t axis, Use use) {
+void each_indexed(const Tensor &index, const std::vector<int64_t> &numbers, const Tensor &table, int64_t axis,
+                  Use use) {
   Shape strides = dense_strides(table.shape), own = dense_strides(index.shape);
   for (size_t i = 0; i < numbers.size(); ++i) {
     int64_t place = 0;
@@ -314,7 +315,9 @@ const LegacyOperators kOperators{{
   {"Reshape", {same_elements, {}}},
   {"TensorMove", {same_elements, {}}},
   {"Tril", {lower_triangle, {}}},
-  {"UnsortedSegmentSum", {[](const LegacyCall &call) { add_rows(call.inputs[0], call.inputs[1], call.outputs[0]); }, {}}},
+  {"UnsortedSegmentSum", {[](const LegacyCall &call) {
+     add_rows(call.inputs[0], call.inputs[1], call.outputs[0]);
+   }, {}}},
 }};
 
 }  // namespace

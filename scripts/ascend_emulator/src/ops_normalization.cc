@@ -14,15 +14,20 @@ struct Optional {
   Values values(int64_t size, double standard) const { return given ? read(tensor) : Values(size, standard); }
 };
 
-Optional optional_in(Operator *op, In tensor) { return tensor != nullptr ? Optional{true, op->in(tensor)} : Optional{}; }
-Optional optional_out(Operator *op, Out tensor) { return tensor != nullptr ? Optional{true, op->out(tensor)} : Optional{}; }
+Optional optional_in(Operator *op, In tensor) {
+  return tensor != nullptr ? Optional{true, op->in(tensor)} : Optional{};
+}
+Optional optional_out(Operator *op, Out tensor) {
+  return tensor != nullptr ? Optional{true, op->out(tensor)} : Optional{};
+}
 void write_if(const Optional &target, const Values &values) {
   if (target.given) write(target.tensor, values);
 }
 
 }  // namespace
 
-OPERATOR(LayerNorm, In input, Integers normalized, In weight, In bias, double epsilon, Out output, Out means, Out scales) {
+OPERATOR(LayerNorm, In input, Integers normalized, In weight, In bias, double epsilon, Out output, Out means,
+         Out scales) {
   Operator op = OP;
   Tensor from = op.in(input), to = op.out(output);
   Optional gamma = optional_in(&op, weight), beta = optional_in(&op, bias);
@@ -167,7 +172,9 @@ void layer_norm(const LegacyCall &call) {
     mean /= static_cast<double>(width);
     for (int64_t i = 0; i < width; ++i) squares += (v[row + i] - mean) * (v[row + i] - mean);
     double variance = squares / static_cast<double>(width);
-    for (int64_t i = 0; i < width; ++i) v[row + i] = (v[row + i] - mean) / std::sqrt(variance + epsilon) * gamma[i] + beta[i];
+    for (int64_t i = 0; i < width; ++i) {
+      v[row + i] = (v[row + i] - mean) / std::sqrt(variance + epsilon) * gamma[i] + beta[i];
+    }
     means.push_back(mean);
     variances.push_back(variance);
   }
@@ -177,7 +184,8 @@ void layer_norm(const LegacyCall &call) {
 }
 
 void layer_norm_gradient(const LegacyCall &call) {
-  Values dy = read(call.inputs[0]), v = read(call.inputs[1]), variance = read(call.inputs[2]), mean = read(call.inputs[3]);
+  Values dy = read(call.inputs[0]), v = read(call.inputs[1]);
+  Values variance = read(call.inputs[2]), mean = read(call.inputs[3]);
   Values w = read(call.inputs[4]), dx(v.size()), dg(w.size(), 0.0), db(w.size(), 0.0);
   auto width = static_cast<int64_t>(w.size());
   double epsilon = call.number("epsilon", 1e-7);

@@ -141,7 +141,9 @@ OPERATOR(Min, In input, Out output) { return reduce(OP, input, axes_of(nullptr, 
 OPERATOR(ArgMax, In input, int64_t axis, bool, Out output) {
   return reduce(OP, input, {axis < 0 ? axis + input->rank() : axis}, output, position_of_greatest);
 }
-OPERATOR(Prod, In input, int, Out output) { return reduce(OP, input, axes_of(nullptr, input->rank()), output, product); }
+OPERATOR(Prod, In input, int, Out output) {
+  return reduce(OP, input, axes_of(nullptr, input->rank()), output, product);
+}
 OPERATOR(Any, In input, Integers axes, bool, Out output) {
   return reduce(OP, input, axes_of(axes, input->rank()), output, [](const double *values, int64_t size) {
     return static_cast<double>(std::any_of(values, values + size, [](double x) { return x != 0; }));

@@ -168,7 +168,8 @@ void RaceChecker::check(const Access &earlier, const Access &later, const Clock 
 
 void RaceChecker::read(const Access &access, const Clock &now) {
   fill(access.range);
-  for (auto it = stretches_.lower_bound(access.range.begin); it != stretches_.end() && it->first < access.range.end; ++it) {
+  auto it = stretches_.lower_bound(access.range.begin);
+  for (; it != stretches_.end() && it->first < access.range.end; ++it) {
     Stretch &stretch = it->second;
     check(stretch.write, access, now, {it->first, stretch.end});
     auto same = std::find_if(stretch.reads.begin(), stretch.reads.end(),
@@ -210,7 +211,8 @@ bool RaceChecker::host_touch(uintptr_t address, bool is_write, const SitePtr &si
   --next;
   if (next->second.end <= address) return false;
   const Clock &now = clock(kHost);
-  Access access{kHost, now.at(kHost) + 1, is_write ? AccessKind::kWrite : AccessKind::kRead, site, {address, address + 1}};
+  AccessKind kind = is_write ? AccessKind::kWrite : AccessKind::kRead;
+  Access access{kHost, now.at(kHost) + 1, kind, site, {address, address + 1}};
   size_t before = order_.size();
   check(next->second.write, access, now, access.range);
   if (is_write) {

@@ -148,8 +148,8 @@ struct Python {
   }
 };
 
-// The innermost line of Python outside MindSpore and numpy, if this thread is running Python just now. MindSpore dispatches most
-// operators from threads of its own, which know no line.
+// The innermost line of Python outside MindSpore and numpy, if this thread is running Python just now. MindSpore
+// dispatches most operators from threads of its own, which know no line.
 std::string python_site() {
   static const Python python;
   if (!python.usable || python.holds_gil() == 0) return "";
@@ -219,8 +219,9 @@ void Calling::locate() const {
 Call::~Call() {
   if (recorder().trace == nullptr) return;
   char times[160];
-  snprintf(times, sizeof times, ", \"called\": %.1f, \"returned\": %.1f, \"start\": %.1f, \"end\": %.1f, \"bytes\": %zu",
-           called, returned, start < 0 ? called : start, end < 0 ? returned : end, bytes);
+  snprintf(times, sizeof times,
+           ", \"called\": %.1f, \"returned\": %.1f, \"start\": %.1f, \"end\": %.1f, \"bytes\": %zu", called,
+           returned, start < 0 ? called : start, end < 0 ? returned : end, bytes);
   std::string line = json(*site);
   line.pop_back();
   line += std::string(times) + ", \"kind\": " + quoted(kind) + ", \"event\": " + std::to_string(event);

@@ -106,8 +106,8 @@ Stream::~Stream() {
   thread_.join();
 }
 
-// A stream is slow for some pieces of work, then quick again: delays that are drawn for each piece alone cancel out, and
-// one stream would never run far ahead of another.
+// A stream is slow for some pieces of work, then quick again: delays that are drawn for each piece alone cancel out,
+// and one stream would never run far ahead of another.
 double Stream::jitter() {
   double seed = settings().seed;
   if (seed < 0) return 0;

@@ -12,9 +12,9 @@
 namespace ascsim {
 
 // Note: [Nominal time]
-// A sleep always ends a little late. So a stream carries the time at which its work would have ended on a device that is
-// exactly as slow as the settings say: the next piece of work starts from there, and lateness doesn't add up. A piece of
-// work is given its nominal start, and returns its nominal end.
+// A sleep always ends a little late. So a stream carries the time at which its work would have ended on a device that
+// is exactly as slow as the settings say: the next piece of work starts from there, and lateness doesn't add up. A
+// piece of work is given its nominal start, and returns its nominal end.
 using Work = std::function<double(double start)>;
 
 class Stream {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "races.h"
+#include "scramble.h"
 #include "settings.h"
 #include "stream.h"
 
@@ -57,8 +58,7 @@ void launch(void *handle, const std::string &name, const std::vector<Range> &rea
             std::function<void()> body) {
   Calling call(name.c_str());
   call.locate();
-  Stream &stream = stream_of(handle);
-  call->site->stream = stream.number();
+  Stream &stream = stream_of(call, handle);
   call->reads = reads;
   call->writes = writes;
   for (auto &range : writes) call->bytes += range.end - range.begin;
@@ -70,9 +70,7 @@ void launch(void *handle, const std::string &name, const std::vector<Range> &rea
 double uniform(uint64_t seed, uint64_t offset, uint64_t i) {
   uint64_t value = seed * 0x9e3779b97f4a7c15ull + offset * 0xd1342543de82ef95ull + i * 0xbf58476d1ce4e5b9ull;
   value += 0x94d049bb133111ebull;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
-  return static_cast<double>((value ^ (value >> 31)) >> 11) * 0x1.0p-53;
+  return fraction(scrambled(value));
 }
 
 // The second phase of every operator: the stubs named aclnn... come here.

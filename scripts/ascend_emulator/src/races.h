@@ -61,7 +61,6 @@ struct Access {
 class RaceChecker {
  public:
   RaceChecker();
-  bool on() const { return on_; }
 
   void stream_access(int stream, const SitePtr &site, const std::vector<Range> &reads,
                      const std::vector<Range> &writes);
@@ -74,8 +73,8 @@ class RaceChecker {
   uint64_t tick_of(int stream);
   void callback_done(int stream, uint64_t tick);
 
-  // What the host isn't ordered after, among the accesses to `address`: the write, or for a write also the reads.
-  bool host_touch(uintptr_t address, bool write, const SitePtr &site);
+  // Reports what the host isn't ordered after, among the accesses to `address`: the write, for a write also the reads.
+  void host_touch(uintptr_t address, bool write, const SitePtr &site);
 
   size_t count();
   std::string json();

@@ -38,16 +38,6 @@ struct Recorder {
   std::array<std::atomic<int64_t>, static_cast<size_t>(Counter::kLast)> counters{};
 };
 
-FILE *open_for_writing(const std::string &path) {
-  FILE *file = fopen(path.c_str(), "w");
-  if (file == nullptr) {
-    fprintf(stderr, "ascend emulator: cannot write %s: %s\n", path.c_str(), strerror(errno));
-    fflush(stderr);
-    _exit(2);
-  }
-  return file;
-}
-
 void at_end();
 
 Recorder &recorder() {
@@ -192,6 +182,16 @@ void sleep_until_us(double when) {
   time.tv_nsec = static_cast<long>(nanoseconds - static_cast<double>(time.tv_sec - kBegin.tv_sec) * 1e9);
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {
   }
+}
+
+FILE *open_for_writing(const std::string &path) {
+  FILE *file = fopen(path.c_str(), "w");
+  if (file == nullptr) {
+    fprintf(stderr, "ascend emulator: cannot write %s: %s\n", path.c_str(), strerror(errno));
+    fflush(stderr);
+    _exit(2);
+  }
+  return file;
 }
 
 Calling::Calling(const char *name) : call_(std::make_shared<Call>()) {

@@ -48,6 +48,8 @@ class Stream {
 };
 
 Stream &stream_of(void *handle);  // a null handle is the default stream
+Stream &stream_of(Calling &call, void *handle);  // the same, and notes it as the stream of the call
+void host_waits_for(Stream &stream);             // for all that it was asked until now
 std::vector<Stream *> all_streams();
 
 // An operator's work takes at least ASCSIM_OP_DELAY_US.

@@ -137,7 +137,8 @@ def test_run_sh_says_how_it_is_called():
 
 
 def test_run_sh_ends_as_the_program_ends(emulator_environment):
-    command = ["bash", str(EMULATOR / "run.sh"), sys.executable, "-c", "import os, sys; print(os.environ['ASCEND_HOME_PATH']); sys.exit(7)"]  # fmt: skip  # noqa: E501
+    program = "import os, sys; print(os.environ['ASCEND_HOME_PATH']); sys.exit(7)"
+    command = ["bash", str(EMULATOR / "run.sh"), sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 7
     assert done.stdout.strip() == emulator_environment["ASCEND_HOME_PATH"]

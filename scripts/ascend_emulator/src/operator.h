@@ -80,6 +80,9 @@ aclError binary(Operator op, In left, In right, Out output, Function function) {
   });
 }
 
+// What a loss makes of its elements; otherwise their sum.
+constexpr int64_t kReduceNone = 0, kReduceMean = 1;
+
 inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // The number of the i-th draw from a generator in [0, 1).

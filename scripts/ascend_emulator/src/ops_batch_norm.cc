@@ -25,6 +25,15 @@ Statistics statistics_of(const Values &v, int64_t channels, int64_t places) {
   return result;
 }
 
+// Moves the running mean and variance towards a batch's.
+void follow(Values *mean, Values *variance, const Statistics &batch, double factor) {
+  double unbiased = batch.count / std::max(1.0, batch.count - 1);
+  for (size_t i = 0; i < mean->size(); ++i) {
+    (*mean)[i] += factor * (batch.mean[i] - (*mean)[i]);
+    (*variance)[i] += factor * (batch.variance[i] * unbiased - (*variance)[i]);
+  }
+}
+
 int64_t places_of(const Tensor &tensor) { return tensor.size() / (tensor.dim(0) * tensor.dim(1)); }
 
 Values normalised(const Values &v, const Values &mean, const Values &scale, const Values &gamma, const Values &beta,
@@ -87,11 +96,7 @@ OPERATOR(BatchNorm, In input, In weight, In bias, Out running_mean, Out running_
     if (!training) return write(y, normalised(v, kept_mean, scales_of(kept_variance, epsilon), gamma, beta, places));
     Statistics batch = statistics_of(v, channels, places);
     Values scale = scales_of(batch.variance, epsilon);
-    for (int64_t i = 0; i < channels; ++i) {
-      double unbiased = batch.variance[i] * batch.count / std::max(1.0, batch.count - 1);
-      kept_mean[i] += momentum * (batch.mean[i] - kept_mean[i]);
-      kept_variance[i] += momentum * (unbiased - kept_variance[i]);
-    }
+    follow(&kept_mean, &kept_variance, batch, momentum);
     write(y, normalised(v, batch.mean, scale, gamma, beta, places));
     write(mean_kept, kept_mean);
     write(variance_kept, kept_variance);
@@ -147,14 +152,9 @@ void normalise_for_training(const LegacyCall &call) {
   const Tensor &x = call.inputs[0];
   Values v = read(x), gamma = read(call.inputs[3]), beta = read(call.inputs[4]);
   Values mean = read(call.inputs[5]), variance = read(call.inputs[6]);
-  int64_t channels = x.dim(1), places = places_of(x);
-  Statistics batch = statistics_of(v, channels, places);
-  double factor = call.number("factor", 0.1);
-  for (int64_t i = 0; i < channels; ++i) {
-    double unbiased = batch.variance[i] * batch.count / std::max(1.0, batch.count - 1);
-    mean[i] += factor * (batch.mean[i] - mean[i]);
-    variance[i] += factor * (unbiased - variance[i]);
-  }
+  int64_t places = places_of(x);
+  Statistics batch = statistics_of(v, x.dim(1), places);
+  follow(&mean, &variance, batch, call.number("factor", 0.1));
   Values scale = scales_of(batch.variance, call.number("epsilon", 1e-5));
   write(call.outputs[0], normalised(v, batch.mean, scale, gamma, beta, places));
   write(call.outputs[1], mean);

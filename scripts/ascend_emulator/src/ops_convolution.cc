@@ -132,13 +132,17 @@ void pool(const Window &window, int64_t count, Use use) {
   }
 }
 
+int64_t place_of_greatest(const Values &v, const std::vector<int64_t> &places) {
+  return *std::max_element(places.begin(), places.end(), [&](int64_t a, int64_t b) { return v[a] < v[b]; });
+}
+
 // The greatest of each window, and where it was in its image.
 void max_pool(const Window &window, const Tensor &x, const Tensor &y, const Tensor *index) {
   Values v = read(x), result(y.size());
   std::vector<int64_t> where(y.size());
   int64_t size = window.input_height * window.input_width;
   pool(window, images(x), [&](int64_t at, const std::vector<int64_t> &places) {
-    int64_t best = *std::max_element(places.begin(), places.end(), [&](int64_t a, int64_t b) { return v[a] < v[b]; });
+    int64_t best = place_of_greatest(v, places);
     result[at] = v[best];
     where[at] = best % size;
   });
@@ -150,7 +154,7 @@ void max_pool(const Window &window, const Tensor &x, const Tensor &y, const Tens
 void max_pool_gradient(const Window &window, const Tensor &dy, const Tensor &x, const Tensor &dx) {
   Values g = read(dy), v = read(x), result(dx.size(), 0.0);
   pool(window, images(x), [&](int64_t at, const std::vector<int64_t> &places) {
-    result[*std::max_element(places.begin(), places.end(), [&](int64_t a, int64_t b) { return v[a] < v[b]; })] += g[at];
+    result[place_of_greatest(v, places)] += g[at];
   });
   write(dx, result);
 }
@@ -232,11 +236,10 @@ OPERATOR(AvgPool2d, In input, Integers kernel, Integers stride, Integers padding
   Averaging how{window_of(kernel, stride, padding, nullptr, x, y), counts_padding, divisor};
   return op.run([=] { average_pool(how, x, y); });
 }
-OPERATOR(AvgPool2dBackward, In gradient, In input, Integers kernel, Integers stride, Integers padding, bool,
+OPERATOR(AvgPool2dBackward, In gradient, In, Integers kernel, Integers stride, Integers padding, bool,
          bool counts_padding, int64_t divisor, int8_t, Out input_gradient) {
   Operator op = OP;
   Tensor dy = op.in(gradient), dx = op.out(input_gradient);
-  (void)input;
   Averaging how{window_of(kernel, stride, padding, nullptr, dx, dy), counts_padding, divisor};
   return op.run([=] { average_pool_gradient(how, dy, dx); });
 }

@@ -52,9 +52,6 @@ aclError fill(Operator op, Out output, double value) {
   return op.run([=] { write(to, Values(to.size(), value)); });
 }
 
-// The mean of (or the sum over, or each of) the squared distances.
-constexpr int64_t kReduceNone = 0, kReduceMean = 1;
-
 }  // namespace
 
 OPERATOR(Add, In left, In right, Number alpha, Out output) {

@@ -45,15 +45,18 @@ Groups grouped(const Tensor &tensor, const std::vector<int64_t> &axes) {
 
 // `combine(first, size)` makes one result of a group's elements.
 template <class Combine>
+void reduce_to(const Tensor &to, const Tensor &from, const std::vector<int64_t> &axes, Combine combine) {
+  Groups groups = grouped(from, axes);
+  Values result(to.size());
+  for (size_t i = 0; i < result.size(); ++i) result[i] = combine(&groups.values[i * groups.size], groups.size);
+  write(to, result);
+}
+
+template <class Combine>
 aclError reduce(Operator op, In input, std::vector<int64_t> axes, Out output, Combine combine) {
   Tensor from = op.in(input), to = op.out(output);
   op.partial_results(2 * output->size());
-  return op.run([=] {
-    Groups groups = grouped(from, axes);
-    Values result(to.size());
-    for (size_t i = 0; i < result.size(); ++i) result[i] = combine(&groups.values[i * groups.size], groups.size);
-    write(to, result);
-  });
+  return op.run([=] { reduce_to(to, from, axes, combine); });
 }
 
 double sum(const double *values, int64_t size) { return std::accumulate(values, values + size, 0.0); }
@@ -116,8 +119,6 @@ aclError softmax_backward(Operator op, In gradient, In result, int64_t axis, Out
     write(to, dy);
   });
 }
-
-constexpr int64_t kReduceNone = 0, kReduceMean = 1;
 
 }  // namespace
 
@@ -208,12 +209,11 @@ OPERATOR(NLLLoss, In input, In target, In weight, int64_t reduction, int64_t ign
     write(to, {reduction == kReduceMean ? sum_of_losses / sum_of_weights : sum_of_losses});
   });
 }
-OPERATOR(NLLLossBackward, In gradient, In input, In target, In weight, int64_t reduction, int64_t ignored,
+OPERATOR(NLLLossBackward, In gradient, In, In target, In weight, int64_t reduction, int64_t ignored,
          In total_weight, Out output) {
   Operator op = OP;
   Tensor g = op.in(gradient), classes = op.in(target), weights = op.in(weight), total = op.in(total_weight);
   Tensor to = op.out(output);
-  (void)input;
   return op.run([=] {
     Values w = read(weights), dy = read(g, classes.shape), result(to.size(), 0.0);
     double divisor = reduction == kReduceMean ? read(total)[0] : 1;
@@ -232,10 +232,7 @@ LegacyBody reduction(double (*combine)(const double *, int64_t)) {
   return [=](const LegacyCall &call) {
     const Tensor &from = call.inputs[0];
     aclIntArray given{call.inputs.size() > 1 ? read_integers(call.inputs[1]) : std::vector<int64_t>{}};
-    Groups groups = grouped(from, axes_of(&given, from.rank()));
-    Values result(call.outputs[0].size());
-    for (size_t i = 0; i < result.size(); ++i) result[i] = combine(&groups.values[i * groups.size], groups.size);
-    write(call.outputs[0], result);
+    reduce_to(call.outputs[0], from, axes_of(&given, from.rank()), combine);
   };
 }
 
@@ -247,10 +244,7 @@ void bias_gradient(const LegacyCall &call) {
   for (int64_t axis = 0; axis < from.rank(); ++axis) {
     if (axis != channels) axes.push_back(axis);
   }
-  Groups groups = grouped(from, axes);
-  Values result(call.outputs[0].size());
-  for (size_t i = 0; i < result.size(); ++i) result[i] = sum(&groups.values[i * groups.size], groups.size);
-  write(call.outputs[0], result);
+  reduce_to(call.outputs[0], from, axes, sum);
 }
 
 // Losses of rows of logits against rows of probabilities, and their gradients.

@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ascend_process import environment, need_emulator
+
 NAMES = ("to host", "to device")
 RECORD, WAIT = "aclrtRecordEvent", "aclrtStreamWaitEvent"
 
@@ -32,25 +34,22 @@ def step() -> None:
     size = Size(blocks=3, width=16, batch=2, tokens=8)
     SwapManager().configure(min_bytes=2048, pending=1024, window=8192)
     trainer, x = Trainer(build("mlp", "swap", size)), batch(size, 0)
-    for number in range(4):
-        if number == 3:
-            ascsim.mark("step")
+    for _ in range(3):
         trainer.step(x)
-        if number == 3:
-            ms.runtime.synchronize()
-            ascsim.mark("")
-        else:
-            ms.runtime.synchronize()
+        ms.runtime.synchronize()
+    ascsim.mark("step")
+    trainer.step(x)
+    ms.runtime.synchronize()
+    ascsim.mark("")
 
 
 def calls_of_a_step() -> list[dict[str, Any]]:
     """Run the program, and give its calls on streams."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.jsonl")
-        environment = dict(os.environ, ASCSIM_TRACE_FILE=str(trace), GLOG_v="4")
-        environment["PYTHONPATH"] = f"{Path(__file__).resolve().parents[1]}:{environment.get('PYTHONPATH', '')}"
         command = [sys.executable, os.path.abspath(__file__), "--program"]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+        variables = environment(ASCSIM_TRACE_FILE=str(trace))
+        done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the program failed:\n{done.stderr[-3000:]}")
         calls = [json.loads(line) for line in trace.read_text().splitlines()]
@@ -106,7 +105,6 @@ def _waits(calls: list[dict[str, Any]]) -> dict[int, int]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--program"]:
         step()
-    elif not os.environ.get("ASCSIM_LIBRARY"):
-        sys.exit("no emulated device; start it with: bash scripts/ascend_emulator/run.sh python " + " ".join(sys.argv))
     else:
+        need_emulator()
         print(as_text(calls_of_a_step()), end="")

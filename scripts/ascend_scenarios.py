@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import mindspore as ms
-from ascend_training import NETS, SWAPPING, Outcome, Size, Trainer, batch, build, digest, train
+from ascend_process import environment, need_emulator
+from ascend_training import NETS, SWAPPING, Outcome, Size, Trainer, batch, build, outcome, train
 
 from hyper_parallel import SwapManager
 from ms_ops.ascend import order
@@ -62,7 +63,7 @@ def abandoned(plain: Reference) -> str:
         for other in range(2):
             _abandon(trainer, batch(SIZE, 50 + other))
         done.append(trainer.step(batch(SIZE, step)))
-    return _difference(_outcome(trainer, done), plain("transformer"))
+    return _difference(outcome(trainer, done), plain("transformer"))
 
 
 class _Abandoned(Exception):
@@ -90,7 +91,7 @@ def settings_change(plain: Reference) -> str:
         _abandon(trainer, batch(SIZE, 50 + step))
         SwapManager().configure(**TIGHT | {"host_budget": 2**25 + 4096 * step})
         done.append(trainer.step(batch(SIZE, step)))
-    return _difference(_outcome(trainer, done), plain("transformer"))
+    return _difference(outcome(trainer, done), plain("transformer"))
 
 
 def two_owners(plain: Reference) -> str:
@@ -104,17 +105,7 @@ def two_owners(plain: Reference) -> str:
             with ms.runtime.StreamCtx(streams[net]):
                 done[net].append(trainer.step(batch(SIZE, step)))
     ms.runtime.synchronize()
-    return "; ".join(filter(None, (_difference(_outcome(trainers[net], done[net]), plain(net)) for net in NETS)))
-
-
-def _outcome(trainer: Trainer, done: Sequence[Any]) -> Outcome:
-    if live := SwapManager().stats().live_bytes:
-        raise RuntimeError(f"{live} bytes are still swapped after the last step")
-    return Outcome(
-        tuple(float(loss.asnumpy()).hex() for loss, _ in done),
-        tuple(digest(gradients) for _, gradients in done),
-        digest(trainer.net.get_parameters()),
-    )
+    return "; ".join(filter(None, (_difference(outcome(trainers[net], done[net]), plain(net)) for net in NETS)))
 
 
 SCENARIOS: dict[str, Callable[[Reference], str]] = {
@@ -208,17 +199,16 @@ def in_a_process(
         What ran, and why the process ended early; empty if it didn't.
     """
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ, ASCSIM_SEED=str(seeds[0]), GLOG_v="4")
-        environment.setdefault("ASCSIM_JITTER_US", "100")  # steps have many operators, and most of their time is this
-        environment.pop("MS_SIMULATION_LEVEL", None)
-        environment["PYTHONPATH"] = f"{Path(__file__).resolve().parents[1]}:{environment.get('PYTHONPATH', '')}"
+        variables = environment(ASCSIM_SEED=str(seeds[0]))
+        variables.setdefault("ASCSIM_JITTER_US", "100")  # steps have many operators, and most of their time is this
+        variables.pop("MS_SIMULATION_LEVEL", None)
         command = [sys.executable, os.path.abspath(__file__), "--child", ",".join(map(str, seeds))]
         command += ["--without", without, "--scenarios", ";".join(names)]
         output = Path(folder, "output.txt")
         with output.open("w") as out:
             try:
                 status = subprocess.run(
-                    command, env=environment, cwd=folder, stdout=out, stderr=subprocess.STDOUT, timeout=timeout
+                    command, env=variables, cwd=folder, stdout=out, stderr=subprocess.STDOUT, timeout=timeout
                 ).returncode
                 ended = f"exit status {status}" if status else ""
             except subprocess.TimeoutExpired:
@@ -240,8 +230,7 @@ def main() -> None:
     parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     a = parser.parse_args()
     names = [name.strip() for name in a.scenarios.split(";") if name.strip()] or list(SCENARIOS)
-    if not os.environ.get("ASCSIM_LIBRARY"):
-        sys.exit("no emulated device; start it with: bash scripts/ascend_emulator/run.sh python " + " ".join(sys.argv))
+    need_emulator()
     if unknown := set(names) - set(SCENARIOS):
         sys.exit(f"unknown scenarios {sorted(unknown)}; there are {'; '.join(SCENARIOS)}")
     if a.child:

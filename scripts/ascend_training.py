@@ -4,7 +4,9 @@ Used by `check_ascend.py`, `bench_ascend.py`, `mutate_ascend.py` and the tests o
 """
 
 import hashlib
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,12 +133,12 @@ class Trainer:
     def __init__(self, net: Net) -> None:
         self.net = net
         weights = tuple(net.trainable_params())
-        self._gradient = ms.value_and_grad(net, None, weights)
+        self.gradient = ms.value_and_grad(net, None, weights)
         self._optimizer = mint.optim.AdamW(weights, lr=1e-2)
 
     def step(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step; returns its loss and gradients without waiting for them."""
-        loss, gradients = self._gradient(x)
+        loss, gradients = self.gradient(x)
         self._optimizer(gradients)
         return loss, gradients
 
@@ -155,14 +157,50 @@ class Outcome:
 def train(net: str, mode: str, size: Size, steps: int = 3) -> Outcome:
     """Train a fresh net, and read values only when all steps have been queued: reading would wait for the device."""
     trainer = Trainer(build(net, mode, size))
-    done = [trainer.step(batch(size, step)) for step in range(steps)]
+    return outcome(trainer, [trainer.step(batch(size, step)) for step in range(steps)])
+
+
+def outcome(trainer: Trainer, done: Sequence[tuple[Tensor, tuple[Tensor, ...]]]) -> Outcome:
+    """What a trainer's steps came to.
+
+    Raises:
+        RuntimeError: Bytes are left behind.
+    """
     if live := SwapManager().stats().live_bytes:
-        raise RuntimeError(f"{net}, {mode}: {live} bytes are still swapped after the last step")
+        raise RuntimeError(f"{live} bytes are still swapped after the last step")
     return Outcome(
         tuple(float(loss.asnumpy()).hex() for loss, _ in done),
         tuple(digest(gradients) for _, gradients in done),
         digest(trainer.net.get_parameters()),
     )
+
+
+def measured(mode: str, size: Size, steps: int) -> dict[str, float]:
+    """Peak of the pool and seconds of a step of the transformer, after one step that doesn't count."""
+    trainer = Trainer(build("transformer", mode, size))
+    x = batch(size, 0)
+    trainer.step(x)
+    ms.runtime.synchronize()
+    ms.runtime.empty_cache()
+    ms.runtime.reset_peak_memory_stats()
+    SwapManager().reset()
+    standing = ms.runtime.memory_allocated()
+    seconds = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        trainer.step(x)
+        ms.runtime.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    stats = SwapManager().stats()
+    return {
+        "peak": ms.runtime.max_memory_allocated() - standing,  # MindSpore may still hold the net before
+        "reserved": ms.runtime.max_memory_reserved(),
+        "standing": standing,
+        "seconds": statistics.median(seconds),
+        "moved": (stats.offloaded_bytes + stats.loaded_bytes) / steps,
+        "on_host": stats.host_peak_bytes,
+        "window": stats.window_peak_bytes,
+    }
 
 
 def digest(tensors: Any) -> str:

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import mindspore as ms
-from ascend_training import MODES, Size, Trainer, batch, build
+from ascend_process import environment, need_emulator
+from ascend_training import MODES, Size, Trainer, batch, build, measured
 from rich.console import Console
 from rich.table import Table
 
@@ -53,33 +54,12 @@ def peaks() -> dict[str, Any]:
     """One process, one mode after the other."""
     unit = 4 * PEAK_SIZE.batch * PEAK_SIZE.tokens * PEAK_SIZE.width
     SwapManager().configure(min_bytes=4096, fuse_below=0, pending=unit, window=unit)
-    x = batch(PEAK_SIZE, 0)
-    found: dict[str, Any] = {}
-    for mode in MODES:
-        trainer = Trainer(build("transformer", mode, PEAK_SIZE))
-        trainer.step(x)
-        _finish()
-        ms.runtime.empty_cache()
-        ms.runtime.reset_peak_memory_stats()
-        SwapManager().reset()
-        before = ms.runtime.memory_allocated()
-        for _ in range(2):
-            trainer.step(x)
-            _finish()
-        stats = SwapManager().stats()
-        found[mode] = {
-            "allocated": ms.runtime.max_memory_allocated() - before,
-            "reserved": ms.runtime.max_memory_reserved(),
-            "standing": before,
-            "on_host": stats.host_peak_bytes,
-            "loaded_ahead": stats.window_peak_bytes,
-        }
-        del trainer
-    plain, native, swap = (found[mode]["allocated"] for mode in ("plain", "native_recompute", "swap"))
-    predicted = found["swap"]["on_host"] - found["swap"]["loaded_ahead"]
+    found = {mode: measured(mode, PEAK_SIZE, steps=2) for mode in MODES}
+    plain, native, swap = (found[mode]["peak"] for mode in ("plain", "native_recompute", "swap"))
+    predicted = found["swap"]["on_host"] - found["swap"]["window"]
     return {
         "size": asdict(PEAK_SIZE),
-        "bytes": found,
+        "modes": found,
         "swap_by_native": swap / native,
         "drop_by_predicted": (plain - swap) / predicted,
     }
@@ -115,7 +95,7 @@ def schedules(size: Size, rounds: int) -> dict[str, Any]:
     _finish()
     sent, loaded = SwapManager().stats().offloaded_bytes, SwapManager().stats().loaded_bytes
     forward = _seconds(lambda: plain.net(x), rounds)
-    alone = _seconds(lambda: plain._gradient(x), rounds)
+    alone = _seconds(lambda: plain.gradient(x), rounds)
     backward = alone - forward
     # The last region isn't sent: what is computed beside copies is the rest.
     fitting = {"to host": sent / (0.8 * forward), "to device": loaded / (0.8 * backward)}
@@ -214,11 +194,10 @@ MARK = "found: "
 
 
 def in_a_process(part: str, rounds: int) -> dict[str, Any]:
-    environment = dict(os.environ, GLOG_v="4", ASCSIM_RACES="off" if part != "peaks" else "report")
-    environment["PYTHONPATH"] = f"{Path(__file__).resolve().parents[1]}:{environment.get('PYTHONPATH', '')}"
+    variables = environment(ASCSIM_RACES="off" if part != "peaks" else "report")
     command = [sys.executable, os.path.abspath(__file__), "--part", part, "--rounds", str(rounds)]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
         raise RuntimeError(f"{part} failed:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
@@ -252,8 +231,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     a = parser.parse_args()
-    if not os.environ.get("ASCSIM_LIBRARY"):
-        sys.exit("no emulated device; start it with: bash scripts/ascend_emulator/run.sh python " + " ".join(sys.argv))
+    need_emulator()
     if a.part:
         ms.set_device("Ascend")
         print(MARK + json.dumps(PARTS[a.part](a.rounds)))

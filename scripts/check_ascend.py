@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -31,10 +30,11 @@ from importlib import metadata
 os.environ.setdefault("HCCL_DETERMINISTIC", "true")  # before MindSpore is imported
 
 import mindspore as ms
-from ascend_training import MODES, NETS, SWAPPING, Size, Trainer, batch, build, train
+from ascend_training import MODES, NETS, SWAPPING, Size, measured, train
 from mindspore import Tensor, mint, nn
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy
+from ms_ops.dry_run import is_emulated
 
 SIZES = {
     "small": Size(blocks=4, width=64, heads=4, batch=2, tokens=32),
@@ -73,10 +73,6 @@ def choose_device() -> None:
             f"MindSpore says: {str(error).strip().splitlines()[0]}"
         )
     ms.set_deterministic(True)
-
-
-def is_emulated() -> bool:
-    return bool(os.environ.get("ASCSIM_LIBRARY"))
 
 
 def about() -> dict[str, str]:
@@ -154,33 +150,6 @@ def ordering(rounds: int, elements: int) -> Iterator[Row]:
     moved = SwapManager().stats().offloaded_bytes - moved
     figure = f"{wrong} of {rounds} rounds wrong, {moved / 2**20:.1f} MB moved"
     yield row("ordering", f"{len(regions)} regions of {4 * elements / 2**20:g} MB", figure, not wrong and moved > 0)
-
-
-def measured(mode: str, size: Size, steps: int) -> dict[str, float]:
-    """Peak of the pool and seconds of a step, after one step that doesn't count."""
-    trainer = Trainer(build("transformer", mode, size))
-    x = batch(size, 0)
-    trainer.step(x)
-    ms.runtime.synchronize()
-    ms.runtime.empty_cache()
-    ms.runtime.reset_peak_memory_stats()
-    SwapManager().reset()
-    standing = ms.runtime.memory_allocated()
-    seconds = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        trainer.step(x)
-        ms.runtime.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    stats = SwapManager().stats()
-    return {
-        "peak": ms.runtime.max_memory_allocated() - standing,  # MindSpore may still hold the net before
-        "reserved": ms.runtime.max_memory_reserved(),
-        "seconds": statistics.median(seconds),
-        "moved": (stats.offloaded_bytes + stats.loaded_bytes) / steps,
-        "on_host": stats.host_peak_bytes,
-        "window": stats.window_peak_bytes,
-    }
 
 
 def copy_gbps(nbytes: int, to_device: bool) -> float:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mindspore as ms
+from ascend_process import need_emulator
 from ascend_scenarios import in_a_process
 from rich.console import Console
 from rich.table import Table
@@ -89,8 +90,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument("--json", type=Path, help="where the figures go")
     a = parser.parse_args()
-    if not os.environ.get("ASCSIM_LIBRARY"):
-        sys.exit("no emulated device; start it with: bash scripts/ascend_emulator/run.sh python " + " ".join(sys.argv))
+    need_emulator()
     if unknown := set(a.actions) - set(actions()):
         sys.exit(f"unknown actions {sorted(unknown)}; there are {', '.join(actions())}")
     chosen = a.actions or actions()

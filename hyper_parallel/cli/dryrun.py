@@ -1,7 +1,6 @@
 """``hyper-parallel dryrun``: the peak of a training step on a simulated Ascend device, plain and under policies."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-import hyper_parallel
+from hyper_parallel._worker_environment import worker_environment
 from hyper_parallel.cli.errors import UserError, user_errors
 from hyper_parallel.cli.options import json_option, model_option
 from hyper_parallel.policy_file.plan import load_policy
@@ -70,9 +69,11 @@ def _run(task: dict[str, Any]) -> dict[str, Any]:
         task_file, result_file, log_file = (Path(folder, name) for name in ("task.json", "result.json", "log.txt"))
         task_file.write_text(json.dumps(task), "utf-8")
         command = [sys.executable, "-m", "hyper_parallel.cli.dryrun_worker", str(task_file), str(result_file)]
+        # At a lower level MindSpore complains of CANN's Python packages, which nothing here needs.
+        environment = worker_environment("4", **{SIMULATION: "1"})
         with log_file.open("w") as log:
             status = subprocess.run(
-                command, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             ).returncode
         if not result_file.exists():
             end = "\n".join(log_file.read_text("utf-8", "replace").splitlines()[-15:])
@@ -84,15 +85,6 @@ def _run(task: dict[str, Any]) -> dict[str, Any]:
     if "error" in found:
         raise UserError((WITHOUT_A_DEVICE if found["kind"] == "device" else "") + found["error"])
     return found
-
-
-def _environment() -> dict[str, str]:
-    environment = dict(os.environ, **{SIMULATION: "1"})
-    environment.setdefault("GLOG_v", "4")  # MindSpore complains of CANN's Python packages, which nothing here needs
-    package_parent = str(Path(hyper_parallel.__file__).resolve().parent.parent)
-    known = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([package_parent, known] if known else [package_parent])
-    return environment
 
 
 def _table(model: str, optimizer: str, rows: list[dict[str, Any]]) -> Any:

@@ -1,7 +1,6 @@
 """Runs the demo's modes, each in a fresh process, so that no mode sees the memory of another one."""
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-import hyper_parallel
+from hyper_parallel._worker_environment import worker_environment
 from hyper_parallel.demo.results import ModeResult, Task
 
 OnStep = Callable[[int, float], None]
@@ -69,12 +68,7 @@ def run_task(task: Task, on_step: OnStep) -> ModeResult:
 
 @contextmanager
 def _process(command: list[str], folder: str, log: int) -> Iterator[subprocess.Popen[str]]:
-    environment = dict(os.environ, MALLOC_MMAP_THRESHOLD_=str(MMAP_THRESHOLD))
-    environment.setdefault("GLOG_v", "3")
-    # The worker runs elsewhere: a package found through a relative path would not be found there.
-    package_parent = str(Path(hyper_parallel.__file__).resolve().parent.parent)
-    known = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([package_parent, known] if known else [package_parent])
+    environment = worker_environment("3", MALLOC_MMAP_THRESHOLD_=str(MMAP_THRESHOLD))
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
     )

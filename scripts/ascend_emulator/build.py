@@ -297,14 +297,17 @@ def write_folders(root: Path) -> None:
 
 
 def environment(folder: Path, users: Iterable[Path]) -> dict[str, str]:
-    """The variables for MindSpore; `{root}` stands for the build's folder, which is moved after building."""
+    """The variables for MindSpore; `{root}` stands for the build's folder, which is moved after building.
+
+    A build serves every checkout with the same sources, so nothing here may lead back into one of them.
+    """
     plugin = folder / "lib/plugin"
     search = [plugin, plugin / "ascend", folder / "lib", *sorted({f.parent for f in users if "ms_kernels" in str(f)})]
     return {
         "ASCEND_HOME_PATH": "{root}/cann",
         "ASCEND_TOOLKIT_HOME": "{root}/cann",
         "ASCEND_OPP_PATH": "{root}/cann/opp",
-        "PYTHONPATH": f"{{root}}/cann/opp/built-in/op_impl/ai_core/tbe:{SOURCES.parent / 'python'}",
+        "PYTHONPATH": "{root}/cann/opp/built-in/op_impl/ai_core/tbe",
         "LD_LIBRARY_PATH": ":".join(["{root}/cann/lib64", *map(str, search)]),
         "ASCSIM_LIBRARY": f"{{root}}/cann/lib64/{IMPLEMENTATION}",
     }
@@ -339,6 +342,7 @@ def build(out: str | Path | None = None) -> dict[str, str]:
                     made.rename(done)
     variables = json.loads((done / "environment.json").read_text())
     result = {name: value.replace("{root}", str(done)) for name, value in variables.items()}
+    result["PYTHONPATH"] += f":{SOURCES.parent / 'python'}"
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
         if os.environ.get(name):
             result[name] += ":" + os.environ[name]

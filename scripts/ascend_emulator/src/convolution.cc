@@ -54,8 +54,8 @@ std::vector<float> Convolution::input_gradient(const std::vector<float> &output_
   for (int64_t group = 0; group < groups; ++group) {
     std::vector<float> turned = transposed(&weight[group * group_outputs * patch()], group_outputs, patch());
     for (int64_t image = 0; image < batch; ++image) {
-      multiply(turned.data(), &output_gradient[(image * outputs + group * group_outputs) * places()], spread.data(), patch(),
-               group_outputs, places());
+      multiply(turned.data(), &output_gradient[(image * outputs + group * group_outputs) * places()], spread.data(),
+               patch(), group_outputs, places());
       float *to = &result[(image * inputs + group * group_inputs) * size];
       int64_t at = 0;
       for (int64_t y = 0; y < window.output_height; ++y) {

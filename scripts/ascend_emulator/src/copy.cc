@@ -47,7 +47,8 @@ const char *text(MemcpyKind kind) {
 MemcpyKind resolved(int kind, const void *to, const void *from) {
   if (kind != kDefault) return static_cast<MemcpyKind>(kind);
   bool to_device = space_of(to) == Space::kDevice, from_device = space_of(from) == Space::kDevice;
-  return static_cast<MemcpyKind>((from_device ? kDeviceToHost : kHostToHost) | (to_device ? kHostToDevice : kHostToHost));
+  if (from_device) return to_device ? kDeviceToDevice : kDeviceToHost;
+  return to_device ? kHostToDevice : kHostToHost;
 }
 
 // Moves the bytes at the end of the time that the copy takes: what is overwritten too early, or read too early, shows.
@@ -108,8 +109,7 @@ ACL_EXPORT aclError aclrtMemcpyAsync(void *to, size_t, const void *from, size_t 
   if (settings().dry_run) return kSuccess;
   MemcpyKind kind = resolved(kind_code, to, from);
   describe(call, kind, to, from, bytes);
-  Stream &stream = stream_of(handle);
-  call->site->stream = stream.number();
+  Stream &stream = stream_of(call, handle);
   // Memory that isn't pinned is copied before the call returns, after what the stream has still to do.
   bool pageable = (kind == kHostToDevice && space_of(from) == Space::kPageable) ||
                   (kind == kDeviceToHost && space_of(to) == Space::kPageable);
@@ -117,9 +117,7 @@ ACL_EXPORT aclError aclrtMemcpyAsync(void *to, size_t, const void *from, size_t 
   if (pageable) {
     count(Counter::kPageableAsync);
     count(Counter::kSyncPageable);
-    Clock reached = races().clock_of(stream.number());
-    stream.synchronize();
-    races().host_joins(reached);
+    host_waits_for(stream);
     copy_on_host(call, kind, to, from, bytes);
     return kSuccess;
   }
@@ -146,8 +144,7 @@ ACL_EXPORT aclError aclrtMemsetAsync(void *to, size_t, int value, size_t bytes, 
   Calling call("aclrtMemsetAsync");
   if (settings().dry_run) return kSuccess;
   call.locate();
-  Stream &stream = stream_of(handle);
-  call->site->stream = stream.number();
+  Stream &stream = stream_of(call, handle);
   call->bytes = bytes;
   call->writes = {range_of(to, bytes)};
   races().stream_access(stream.number(), call->site, {}, call->writes);

@@ -1,9 +1,10 @@
 // Events: marks on a stream that another stream, or the host, waits for.
 //
 // Note: [Two kinds of events]
-// An event of aclrtCreateEventExWithFlag (MindSpore's runtime.Event) is what CUDA has: a wait means the last record before
-// it, and an event that was never recorded makes nobody wait. An event of aclrtCreateEventWithFlag (MindSpore's own, in
-// its memory pools) is a flag: a wait means the record since the last reset, or the next one if there is none yet.
+// An event of aclrtCreateEventExWithFlag (MindSpore's runtime.Event) is what CUDA has: a wait means the last record
+// before it, and an event that was never recorded makes nobody wait. An event of aclrtCreateEventWithFlag (MindSpore's
+// own, in its memory pools) is a flag: a wait means the record since the last reset, or the next one if there is none
+// yet.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -53,7 +54,12 @@ aclError create(const char *name, void **out, bool is_flag) {
   return kSuccess;
 }
 
-std::shared_ptr<State> state_of(void *event) { return static_cast<Event *>(event)->state; }
+// The event that a call is about, noted in the call.
+std::shared_ptr<State> event_of(Calling &call, void *handle) {
+  auto &event = static_cast<Event *>(handle)->state;
+  call->event = event->number;
+  return event;
+}
 
 }  // namespace
 
@@ -77,10 +83,8 @@ ACL_EXPORT aclError aclrtDestroyEvent(void *handle) {
 
 ACL_EXPORT aclError aclrtRecordEvent(void *handle, void *stream_handle) {
   Calling call("aclrtRecordEvent");
-  auto event = state_of(handle);
-  Stream &stream = stream_of(stream_handle);
-  call->event = event->number;
-  call->site->stream = stream.number();
+  auto event = event_of(call, handle);
+  Stream &stream = stream_of(call, stream_handle);
   uint64_t record;
   {
     std::lock_guard<std::mutex> lock(event->mutex);
@@ -104,10 +108,8 @@ ACL_EXPORT aclError aclrtRecordEvent(void *handle, void *stream_handle) {
 
 ACL_EXPORT aclError aclrtStreamWaitEvent(void *stream_handle, void *handle) {
   Calling call("aclrtStreamWaitEvent");
-  auto event = state_of(handle);
-  Stream &stream = stream_of(stream_handle);
-  call->event = event->number;
-  call->site->stream = stream.number();
+  auto event = event_of(call, handle);
+  Stream &stream = stream_of(call, stream_handle);
   uint64_t target;
   {
     std::lock_guard<std::mutex> lock(event->mutex);
@@ -125,9 +127,8 @@ ACL_EXPORT aclError aclrtStreamWaitEvent(void *stream_handle, void *handle) {
 
 ACL_EXPORT aclError aclrtResetEvent(void *handle, void *stream_handle) {
   Calling call("aclrtResetEvent");
-  auto event = state_of(handle);
-  call->event = event->number;
-  call->site->stream = stream_of(stream_handle).number();
+  auto event = event_of(call, handle);
+  stream_of(call, stream_handle);
   if (!event->is_flag) return fail(kNotSupported, "aclrtResetEvent: not for an event of aclrtCreateEventExWithFlag");
   std::lock_guard<std::mutex> lock(event->mutex);
   event->armed = false;
@@ -137,8 +138,7 @@ ACL_EXPORT aclError aclrtResetEvent(void *handle, void *stream_handle) {
 ACL_EXPORT aclError aclrtSynchronizeEvent(void *handle) {
   Calling call("aclrtSynchronizeEvent");
   call.locate();
-  auto event = state_of(handle);
-  call->event = event->number;
+  auto event = event_of(call, handle);
   count(Counter::kSyncEvent);
   std::unique_lock<std::mutex> lock(event->mutex);
   uint64_t target = event->recorded;
@@ -150,8 +150,7 @@ ACL_EXPORT aclError aclrtSynchronizeEvent(void *handle) {
 
 ACL_EXPORT aclError aclrtQueryEventStatus(void *handle, int *status) {
   Calling call("aclrtQueryEventStatus");
-  auto event = state_of(handle);
-  call->event = event->number;
+  auto event = event_of(call, handle);
   constexpr int kNotReady = 0, kComplete = 1;
   std::lock_guard<std::mutex> lock(event->mutex);
   *status = event->reached == event->recorded ? kComplete : kNotReady;
@@ -164,7 +163,7 @@ ACL_EXPORT aclError aclrtEventElapsedTime(float *milliseconds, void *begin, void
   double times[2];
   void *handles[] = {begin, end};
   for (int i = 0; i < 2; ++i) {
-    auto event = state_of(handles[i]);
+    auto event = event_of(call, handles[i]);
     std::lock_guard<std::mutex> lock(event->mutex);
     if (event->reached == 0 || event->reached != event->recorded) {
       return fail(kInvalidParameter, "aclrtEventElapsedTime: event %lld is not recorded, or not reached yet",
@@ -178,7 +177,7 @@ ACL_EXPORT aclError aclrtEventElapsedTime(float *milliseconds, void *begin, void
 
 ACL_EXPORT aclError aclrtEventGetTimestamp(void *handle, uint64_t *microseconds) {
   Calling call("aclrtEventGetTimestamp");
-  auto event = state_of(handle);
+  auto event = event_of(call, handle);
   std::lock_guard<std::mutex> lock(event->mutex);
   *microseconds = static_cast<uint64_t>(event->time);
   return kSuccess;

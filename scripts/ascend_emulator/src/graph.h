@@ -1,5 +1,6 @@
 // Stand-ins for CANN's graph classes (namespace ge, old C++ ABI). MindSpore builds such objects while it prepares an
-// operator of the older interface; all they must do is to be made, copied and destroyed, and to give back what was put in.
+// operator of the older interface; all they must do is to be made, copied and destroyed, and to give back what was put
+// in.
 #pragma once
 #include <any>
 #include <cstdint>

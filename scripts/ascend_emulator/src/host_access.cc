@@ -78,7 +78,8 @@ void on_fault(int number, siginfo_t *information, void *context) {
   auto address = reinterpret_cast<uintptr_t>(information->si_addr);
   {
     std::lock_guard<std::mutex> lock(table().mutex);
-    bool ours = std::any_of(table().all.begin(), table().all.end(), [&](const Closed &one) { return one.holds(address); });
+    auto &all = table().all;
+    bool ours = std::any_of(all.begin(), all.end(), [&](const Closed &one) { return one.holds(address); });
     if (!ours) return hand_on(number, information, context);
   }
   constexpr long kWriteBit = 2;

@@ -1,11 +1,12 @@
 // The host's own reads and writes of pinned memory, which no ACL call tells of.
 //
 // Note: [Closed pages]
-// From the call of an asynchronous copy until the host has synchronised with it, the pages of the copy's pinned memory are
-// closed to the host: against writing if the copy reads them, against everything if it writes them. A touch is a fault of
-// the processor; the handler reports it as a race, opens the pages, and lets the program go on. The copy itself goes
-// through a second mapping (own_view). Only pages that belong to the copy entirely are closed: memory beside it, on the
-// same page, is nobody's mistake. A system call that is given closed memory (writing it to a file) fails with EFAULT.
+// From the call of an asynchronous copy until the host has synchronised with it, the pages of the copy's pinned memory
+// are closed to the host: against writing if the copy reads them, against everything if it writes them. A touch is a
+// fault of the processor; the handler reports it as a race, opens the pages, and lets the program go on. The copy
+// itself goes through a second mapping (own_view). Only pages that belong to the copy entirely are closed: memory
+// beside it, on the same page, is nobody's mistake. A system call that is given closed memory (writing it to a file)
+// fails with EFAULT.
 #pragma once
 #include "acl.h"
 

@@ -130,7 +130,8 @@ ACL_EXPORT aclError aclopCompileAndExecuteV2(const char *name, int input_count, 
   if (attributes != nullptr) call.attributes = attributes->values;
   if (found == nullptr) {
     return fail(kMissingOperator,
-                "the operator %s (aclop) is not emulated, here %s; add it in scripts/ascend_emulator/src, or use another",
+                "the operator %s (aclop) is not emulated, here %s; add it in scripts/ascend_emulator/src, or use "
+                "another",
                 name, describe(call).c_str());
   }
   for (size_t input : found->updated) add(&writes, call.inputs.at(input));

@@ -35,7 +35,8 @@ void multiply_rows(const float *left, const float *right, float *out, int64_t in
     for (int row = 0; row < kRows; ++row) memset(out + row * columns + column, 0, width * sizeof(float));
     for (int64_t k = 0; k < inner; k += kPartial) {
       memset(sums, 0, sizeof sums);
-      add_products<kRows>(left + k, inner, right + k * columns + column, columns, std::min(kPartial, inner - k), width, sums);
+      add_products<kRows>(left + k, inner, right + k * columns + column, columns, std::min(kPartial, inner - k), width,
+                          sums);
       for (int row = 0; row < kRows; ++row) {
         float *to = out + row * columns + column;
         for (int64_t j = 0; j < width; ++j) to[j] += sums[row][j];

@@ -100,7 +100,8 @@ aclError free_block(Calling &call, void *pointer) {
     std::lock_guard<std::mutex> lock(blocks().mutex);
     auto found = blocks().all.find(reinterpret_cast<uintptr_t>(pointer));
     if (found == blocks().all.end()) {
-      return fail(kInvalidParameter, "%s: %p is not the begin of an allocated block", call->site->name.c_str(), pointer);
+      return fail(kInvalidParameter, "%s: %p is not the begin of an allocated block", call->site->name.c_str(),
+                  pointer);
     }
     block = found->second;
   }
@@ -244,7 +245,9 @@ ACL_EXPORT aclError aclrtUnmapMem(void *pointer) {
   {
     std::lock_guard<std::mutex> lock(blocks().mutex);
     auto found = blocks().mapped.find(pointer);
-    if (found == blocks().mapped.end()) return fail(kInvalidParameter, "aclrtUnmapMem: nothing is mapped at %p", pointer);
+    if (found == blocks().mapped.end()) {
+      return fail(kInvalidParameter, "aclrtUnmapMem: nothing is mapped at %p", pointer);
+    }
     call->bytes = found->second;
     blocks().mapped.erase(found);
   }

@@ -37,8 +37,8 @@ extern "C" aclError ascsim_missing(const char *function) {
   }
   if (begins_with(name, "aclnn") && ends_with(name, kAskWorkspace)) {
     name.resize(name.size() - strlen(kAskWorkspace));
-    return fail(kMissingOperator, "the operator %s is not emulated; add it in scripts/ascend_emulator/src, or use another",
-                name.c_str());
+    return fail(kMissingOperator,
+                "the operator %s is not emulated; add it in scripts/ascend_emulator/src, or use another", name.c_str());
   }
   if (begins_with(name, "aclmdl") || begins_with(name, "aclopExecute") || begins_with(name, "aclopCompileAndExecute")) {
     return fail(kNotSupported, "%s is not emulated", function);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "races.h"
+#include "scramble.h"
 #include "settings.h"
 #include "stream.h"
 
@@ -57,8 +58,7 @@ void launch(void *handle, const std::string &name, const std::vector<Range> &rea
             std::function<void()> body) {
   Calling call(name.c_str());
   call.locate();
-  Stream &stream = stream_of(handle);
-  call->site->stream = stream.number();
+  Stream &stream = stream_of(call, handle);
   call->reads = reads;
   call->writes = writes;
   for (auto &range : writes) call->bytes += range.end - range.begin;
@@ -68,15 +68,16 @@ void launch(void *handle, const std::string &name, const std::vector<Range> &rea
 }
 
 double uniform(uint64_t seed, uint64_t offset, uint64_t i) {
-  uint64_t value = seed * 0x9e3779b97f4a7c15ull + offset * 0xd1342543de82ef95ull + i * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
-  return static_cast<double>((value ^ (value >> 31)) >> 11) * 0x1.0p-53;
+  uint64_t value = seed * 0x9e3779b97f4a7c15ull + offset * 0xd1342543de82ef95ull + i * 0xbf58476d1ce4e5b9ull;
+  value += 0x94d049bb133111ebull;
+  return fraction(scrambled(value));
 }
 
 // The second phase of every operator: the stubs named aclnn... come here.
 extern "C" aclError ascsim_launch(void *workspace, uint64_t workspace_size, aclOpExecutor *executor, void *stream) {
-  if (executor == nullptr) return settings().dry_run ? kSuccess : fail(kInvalidParameter, "an operator without its first phase");
+  if (executor == nullptr) {
+    return settings().dry_run ? kSuccess : fail(kInvalidParameter, "an operator without its first phase");
+  }
   if (workspace_size > 0) executor->writes.push_back(range_of(workspace, workspace_size));
   launch(stream, executor->name, executor->reads, executor->writes, std::move(executor->body));
   delete executor;

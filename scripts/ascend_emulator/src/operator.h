@@ -52,7 +52,8 @@ class Operator {
   size_t bytes_ = 0;
 };
 
-#define OPERATOR(name, ...) ACL_EXPORT aclError aclnn##name##GetWorkspaceSize(__VA_ARGS__, uint64_t *workspace, aclOpExecutor **executor)
+#define OPERATOR(name, ...)                                                                      \
+  ACL_EXPORT aclError aclnn##name##GetWorkspaceSize(__VA_ARGS__, uint64_t *workspace, aclOpExecutor **executor)
 #define OP ascsim::Operator(__func__, workspace, executor)
 
 // Puts an operator's work on a stream.
@@ -78,6 +79,9 @@ aclError binary(Operator op, In left, In right, Out output, Function function) {
     write(to, x);
   });
 }
+
+// What a loss makes of its elements; otherwise their sum.
+constexpr int64_t kReduceNone = 0, kReduceMean = 1;
 
 inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 

@@ -15,13 +15,23 @@ struct Statistics {
 };
 
 Statistics statistics_of(const Values &v, int64_t channels, int64_t places) {
-  Statistics result{Values(channels, 0.0), Values(channels, 0.0), static_cast<double>(v.size()) / static_cast<double>(channels)};
+  double count = static_cast<double>(v.size()) / static_cast<double>(channels);
+  Statistics result{Values(channels, 0.0), Values(channels, 0.0), count};
   for (size_t i = 0; i < v.size(); ++i) result.mean[i / places % channels] += v[i] / result.count;
   for (size_t i = 0; i < v.size(); ++i) {
     double distance = v[i] - result.mean[i / places % channels];
     result.variance[i / places % channels] += distance * distance / result.count;
   }
   return result;
+}
+
+// Moves the running mean and variance towards a batch's.
+void follow(Values *mean, Values *variance, const Statistics &batch, double factor) {
+  double unbiased = batch.count / std::max(1.0, batch.count - 1);
+  for (size_t i = 0; i < mean->size(); ++i) {
+    (*mean)[i] += factor * (batch.mean[i] - (*mean)[i]);
+    (*variance)[i] += factor * (batch.variance[i] * unbiased - (*variance)[i]);
+  }
 }
 
 int64_t places_of(const Tensor &tensor) { return tensor.size() / (tensor.dim(0) * tensor.dim(1)); }
@@ -47,8 +57,8 @@ struct NormGradient {
 };
 
 // With the batch's own mean and scale these depend on the input, too; with the running ones they don't.
-NormGradient norm_gradient(const Values &dy, const Values &v, const Values &mean, const Values &scale, const Values &gamma,
-                           int64_t places, bool own_statistics) {
+NormGradient norm_gradient(const Values &dy, const Values &v, const Values &mean, const Values &scale,
+                           const Values &gamma, int64_t places, bool own_statistics) {
   size_t channels = mean.size();
   NormGradient result{Values(v.size()), Values(channels, 0.0), Values(channels, 0.0)};
   for (size_t i = 0; i < v.size(); ++i) {
@@ -68,8 +78,8 @@ NormGradient norm_gradient(const Values &dy, const Values &v, const Values &mean
 
 }  // namespace
 
-OPERATOR(BatchNorm, In input, In weight, In bias, Out running_mean, Out running_variance, bool training, double momentum,
-         double epsilon, Out output, Out saved_mean, Out saved_scale) {
+OPERATOR(BatchNorm, In input, In weight, In bias, Out running_mean, Out running_variance, bool training,
+         double momentum, double epsilon, Out output, Out saved_mean, Out saved_scale) {
   Operator op = OP;
   Tensor x = op.in(input), w{}, b{}, y = op.out(output), mean_out = op.out(saved_mean), scale_out = op.out(saved_scale);
   bool weighted = weight != nullptr, biased = bias != nullptr;
@@ -86,11 +96,7 @@ OPERATOR(BatchNorm, In input, In weight, In bias, Out running_mean, Out running_
     if (!training) return write(y, normalised(v, kept_mean, scales_of(kept_variance, epsilon), gamma, beta, places));
     Statistics batch = statistics_of(v, channels, places);
     Values scale = scales_of(batch.variance, epsilon);
-    for (int64_t i = 0; i < channels; ++i) {
-      double unbiased = batch.variance[i] * batch.count / std::max(1.0, batch.count - 1);
-      kept_mean[i] += momentum * (batch.mean[i] - kept_mean[i]);
-      kept_variance[i] += momentum * (unbiased - kept_variance[i]);
-    }
+    follow(&kept_mean, &kept_variance, batch, momentum);
     write(y, normalised(v, batch.mean, scale, gamma, beta, places));
     write(mean_kept, kept_mean);
     write(variance_kept, kept_variance);
@@ -124,7 +130,8 @@ namespace {
 void normalise_for_inference(const LegacyCall &call) {
   const Tensor &x = call.inputs[0];
   Values scale = scales_of(read(call.inputs[4]), call.number("epsilon", 1e-5));
-  write(call.outputs[0], normalised(read(x), read(call.inputs[3]), scale, read(call.inputs[1]), read(call.inputs[2]), places_of(x)));
+  write(call.outputs[0], normalised(read(x), read(call.inputs[3]), scale, read(call.inputs[1]), read(call.inputs[2]),
+                                    places_of(x)));
 }
 
 // Training is in two operators: sums of each channel first, then everything else.
@@ -145,14 +152,9 @@ void normalise_for_training(const LegacyCall &call) {
   const Tensor &x = call.inputs[0];
   Values v = read(x), gamma = read(call.inputs[3]), beta = read(call.inputs[4]);
   Values mean = read(call.inputs[5]), variance = read(call.inputs[6]);
-  int64_t channels = x.dim(1), places = places_of(x);
-  Statistics batch = statistics_of(v, channels, places);
-  double factor = call.number("factor", 0.1);
-  for (int64_t i = 0; i < channels; ++i) {
-    double unbiased = batch.variance[i] * batch.count / std::max(1.0, batch.count - 1);
-    mean[i] += factor * (batch.mean[i] - mean[i]);
-    variance[i] += factor * (unbiased - variance[i]);
-  }
+  int64_t places = places_of(x);
+  Statistics batch = statistics_of(v, x.dim(1), places);
+  follow(&mean, &variance, batch, call.number("factor", 0.1));
   Values scale = scales_of(batch.variance, call.number("epsilon", 1e-5));
   write(call.outputs[0], normalised(v, batch.mean, scale, gamma, beta, places));
   write(call.outputs[1], mean);

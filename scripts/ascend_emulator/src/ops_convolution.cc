@@ -20,8 +20,8 @@ Pair pair_of(const std::vector<int64_t> &values, int64_t standard = 1) {
 }
 
 Window window_of(Pair kernel, Pair step, Pair padding, Pair spread, const Tensor &input, const Tensor &output) {
-  return {kernel.first, kernel.second, step.first, step.second, padding.first, padding.second, spread.first, spread.second,
-          input.dim(-2), input.dim(-1), output.dim(-2), output.dim(-1)};
+  return {kernel.first,  kernel.second, step.first,    step.second,   padding.first,  padding.second,
+          spread.first,  spread.second, input.dim(-2), input.dim(-1), output.dim(-2), output.dim(-1)};
 }
 
 Convolution convolution_of(const Tensor &input, const Tensor &weight, const Tensor &output, Pair step, Pair padding,
@@ -43,14 +43,15 @@ Values channel_sums(const Tensor &gradient) {
 
 }  // namespace
 
-OPERATOR(Convolution, In input, In weight, In bias, Integers stride, Integers padding, Integers dilation, bool transposed,
-         Integers, int64_t groups, Out output, int8_t) {
+OPERATOR(Convolution, In input, In weight, In bias, Integers stride, Integers padding, Integers dilation,
+         bool transposed, Integers, int64_t groups, Out output, int8_t) {
   Operator op = OP;
   if (transposed || input->rank() != 4) return op.refuse("a convolution that is transposed or not of two dimensions");
   Tensor x = op.in(input), w = op.in(weight), y = op.out(output), b{};
   bool biased = bias != nullptr;
   if (biased) b = op.in(bias);
-  Convolution how = convolution_of(x, w, y, pair_of(stride->values), pair_of(padding->values, 0), pair_of(dilation->values), groups);
+  Convolution how = convolution_of(x, w, y, pair_of(stride->values), pair_of(padding->values, 0),
+                                   pair_of(dilation->values), groups);
   op.partial_results(how.patch() * how.places());
   return op.run([=] {
     std::vector<float> result = how.forward(read_floats(x), read_floats(w));
@@ -70,7 +71,8 @@ OPERATOR(ConvolutionBackward, In gradient, In input, In weight, Integers, Intege
     wants[i] = given[i] != nullptr && wanted->values[i] != 0;
     if (wants[i]) outputs[i] = op.out(given[i]);
   }
-  Convolution how = convolution_of(x, w, dy, pair_of(stride->values), pair_of(padding->values, 0), pair_of(dilation->values), groups);
+  Convolution how = convolution_of(x, w, dy, pair_of(stride->values), pair_of(padding->values, 0),
+                                   pair_of(dilation->values), groups);
   op.partial_results(how.patch() * how.places() + how.weight_size());
   bool wants_input = wants[0], wants_weight = wants[1], wants_bias = wants[2];
   Tensor dx = outputs[0], dw = outputs[1], db = outputs[2];
@@ -86,7 +88,8 @@ namespace {
 
 // Attributes are given for all four dimensions, padding as top, bottom, left, right.
 Convolution convolution_of(const LegacyCall &call, const Tensor &input, const Tensor &weight, const Tensor &output) {
-  std::vector<int64_t> strides = call.integers("strides"), pads = call.integers("pads"), spread = call.integers("dilations");
+  std::vector<int64_t> strides = call.integers("strides"), pads = call.integers("pads");
+  std::vector<int64_t> spread = call.integers("dilations");
   return convolution_of(input, weight, output, {strides[2], strides[3]}, {pads[0], pads[2]}, {spread[2], spread[3]},
                         static_cast<int64_t>(call.number("groups", 1)));
 }
@@ -129,13 +132,17 @@ void pool(const Window &window, int64_t count, Use use) {
   }
 }
 
+int64_t place_of_greatest(const Values &v, const std::vector<int64_t> &places) {
+  return *std::max_element(places.begin(), places.end(), [&](int64_t a, int64_t b) { return v[a] < v[b]; });
+}
+
 // The greatest of each window, and where it was in its image.
 void max_pool(const Window &window, const Tensor &x, const Tensor &y, const Tensor *index) {
   Values v = read(x), result(y.size());
   std::vector<int64_t> where(y.size());
   int64_t size = window.input_height * window.input_width;
   pool(window, images(x), [&](int64_t at, const std::vector<int64_t> &places) {
-    int64_t best = *std::max_element(places.begin(), places.end(), [&](int64_t a, int64_t b) { return v[a] < v[b]; });
+    int64_t best = place_of_greatest(v, places);
     result[at] = v[best];
     where[at] = best % size;
   });
@@ -147,7 +154,7 @@ void max_pool(const Window &window, const Tensor &x, const Tensor &y, const Tens
 void max_pool_gradient(const Window &window, const Tensor &dy, const Tensor &x, const Tensor &dx) {
   Values g = read(dy), v = read(x), result(dx.size(), 0.0);
   pool(window, images(x), [&](int64_t at, const std::vector<int64_t> &places) {
-    result[*std::max_element(places.begin(), places.end(), [&](int64_t a, int64_t b) { return v[a] < v[b]; })] += g[at];
+    result[place_of_greatest(v, places)] += g[at];
   });
   write(dx, result);
 }
@@ -180,13 +187,15 @@ void average_pool_gradient(const Averaging &how, const Tensor &dy, const Tensor 
   write(dx, result);
 }
 
-Window window_of(Integers kernel, Integers stride, Integers padding, Integers dilation, const Tensor &x, const Tensor &y) {
+Window window_of(Integers kernel, Integers stride, Integers padding, Integers dilation, const Tensor &x,
+                 const Tensor &y) {
   Pair size = pair_of(kernel->values), step = stride->values.empty() ? size : pair_of(stride->values);
-  return window_of(size, step, pair_of(padding->values, 0), dilation != nullptr ? pair_of(dilation->values) : Pair{1, 1}, x, y);
+  Pair spread = dilation != nullptr ? pair_of(dilation->values) : Pair{1, 1};
+  return window_of(size, step, pair_of(padding->values, 0), spread, x, y);
 }
 
-aclError max_pool(Operator op, In input, Integers kernel, Integers stride, Integers padding, Integers dilation, Out output,
-                  Out index) {
+aclError max_pool(Operator op, In input, Integers kernel, Integers stride, Integers padding, Integers dilation,
+                  Out output, Out index) {
   Tensor x = op.in(input), y = op.out(output), where = op.out(index);
   Window window = window_of(kernel, stride, padding, dilation, x, y);
   // The operator "with mask" has an index of its own layout, which only its gradient reads.
@@ -194,8 +203,8 @@ aclError max_pool(Operator op, In input, Integers kernel, Integers stride, Integ
   return op.run([=] { max_pool(window, x, y, plain_index ? &where : nullptr); });
 }
 
-aclError max_pool_gradient(Operator op, In gradient, In input, In index, Integers kernel, Integers stride, Integers padding,
-                           Integers dilation, Out input_gradient) {
+aclError max_pool_gradient(Operator op, In gradient, In input, In index, Integers kernel, Integers stride,
+                           Integers padding, Integers dilation, Out input_gradient) {
   Tensor dy = op.in(gradient), x = op.in(input), dx = op.out(input_gradient);
   op.in(index);
   Window window = window_of(kernel, stride, padding, dilation, x, dy);
@@ -204,8 +213,8 @@ aclError max_pool_gradient(Operator op, In gradient, In input, In index, Integer
 
 }  // namespace
 
-OPERATOR(MaxPool2dWithMask, In input, Integers kernel, Integers stride, Integers padding, Integers dilation, bool, Out output,
-         Out index) {
+OPERATOR(MaxPool2dWithMask, In input, Integers kernel, Integers stride, Integers padding, Integers dilation, bool,
+         Out output, Out index) {
   return max_pool(OP, input, kernel, stride, padding, dilation, output, index);
 }
 OPERATOR(MaxPool2dWithIndices, In input, Integers kernel, Integers stride, Integers padding, Integers dilation, bool,
@@ -216,22 +225,21 @@ OPERATOR(MaxPool2dWithMaskBackward, In gradient, In input, In index, Integers ke
          Integers dilation, bool, Out input_gradient) {
   return max_pool_gradient(OP, gradient, input, index, kernel, stride, padding, dilation, input_gradient);
 }
-OPERATOR(MaxPool2dWithIndicesBackward, In gradient, In input, In index, Integers kernel, Integers stride, Integers padding,
-         Integers dilation, bool, Out input_gradient) {
+OPERATOR(MaxPool2dWithIndicesBackward, In gradient, In input, In index, Integers kernel, Integers stride,
+         Integers padding, Integers dilation, bool, Out input_gradient) {
   return max_pool_gradient(OP, gradient, input, index, kernel, stride, padding, dilation, input_gradient);
 }
-OPERATOR(AvgPool2d, In input, Integers kernel, Integers stride, Integers padding, bool, bool counts_padding, int64_t divisor,
-         int8_t, Out output) {
+OPERATOR(AvgPool2d, In input, Integers kernel, Integers stride, Integers padding, bool, bool counts_padding,
+         int64_t divisor, int8_t, Out output) {
   Operator op = OP;
   Tensor x = op.in(input), y = op.out(output);
   Averaging how{window_of(kernel, stride, padding, nullptr, x, y), counts_padding, divisor};
   return op.run([=] { average_pool(how, x, y); });
 }
-OPERATOR(AvgPool2dBackward, In gradient, In input, Integers kernel, Integers stride, Integers padding, bool,
+OPERATOR(AvgPool2dBackward, In gradient, In, Integers kernel, Integers stride, Integers padding, bool,
          bool counts_padding, int64_t divisor, int8_t, Out input_gradient) {
   Operator op = OP;
   Tensor dy = op.in(gradient), dx = op.out(input_gradient);
-  (void)input;
   Averaging how{window_of(kernel, stride, padding, nullptr, dx, dy), counts_padding, divisor};
   return op.run([=] { average_pool_gradient(how, dy, dx); });
 }
@@ -291,7 +299,8 @@ const LegacyOperators kOperators{{
      max_pool(pooling_window(call, call.inputs[0], call.outputs[0]), call.inputs[0], call.outputs[0], nullptr);
    }, {}}},
   {"MaxPoolGrad", {[](const LegacyCall &call) {
-     max_pool_gradient(pooling_window(call, call.inputs[0], call.inputs[1]), call.inputs[2], call.inputs[0], call.outputs[0]);
+     max_pool_gradient(pooling_window(call, call.inputs[0], call.inputs[1]), call.inputs[2], call.inputs[0],
+                       call.outputs[0]);
    }, {}}},
 }};
 

@@ -52,9 +52,6 @@ aclError fill(Operator op, Out output, double value) {
   return op.run([=] { write(to, Values(to.size(), value)); });
 }
 
-// The mean of (or the sum over, or each of) the squared distances.
-constexpr int64_t kReduceNone = 0, kReduceMean = 1;
-
 }  // namespace
 
 OPERATOR(Add, In left, In right, Number alpha, Out output) {
@@ -90,7 +87,8 @@ OPERATOR(InplaceSubs, Out left, Number right, Number alpha) {
   return unary(OP, left, left, [=](double x) { return x - term; });
 }
 
-// A function pointer rather than a lambda of its own type: one instance of the loops serves them all, which compiles fast.
+// A function pointer rather than a lambda of its own type: one instance of the loops serves them all, which compiles
+// fast.
 using Two = double (*)(double x, double y);
 
 #define BINARY(name, expression) \
@@ -154,10 +152,12 @@ UNARY(Square, x * x) UNARY(LogicalNot, x == 0) UNARY(IsFinite, std::isfinite(x))
   OPERATOR(name, Out tensor) { \
     return unary(OP, tensor, tensor, One{[](double x) -> double { return expression; }}); \
   }
-INPLACE_UNARY(InplaceRelu, x > 0 ? x : 0) INPLACE_UNARY(InplaceExp, std::exp(x)) INPLACE_UNARY(InplaceSqrt, std::sqrt(x))
-INPLACE_UNARY(InplaceNeg, -x) INPLACE_UNARY(InplaceSigmoid, sigmoid(x)) INPLACE_UNARY(InplaceTanh, std::tanh(x))
+INPLACE_UNARY(InplaceRelu, x > 0 ? x : 0) INPLACE_UNARY(InplaceExp, std::exp(x))
+INPLACE_UNARY(InplaceSqrt, std::sqrt(x)) INPLACE_UNARY(InplaceNeg, -x)
+INPLACE_UNARY(InplaceSigmoid, sigmoid(x)) INPLACE_UNARY(InplaceTanh, std::tanh(x))
 
-// Without a version number, GELU is the approximation by tanh. Gradients: x is the gradient of the output, y what the operator keeps.
+// Without a version number, GELU is the approximation by tanh. Gradients: x is the gradient of the output, y what the
+// operator keeps.
 BINARY(GeluBackward, x * Gelu{true}.slope(y)) BINARY(SiluBackward, x * silu_slope(y))
 BINARY(SigmoidBackward, x * y * (1 - y)) BINARY(TanhBackward, x * (1 - y * y))
 
@@ -182,7 +182,11 @@ OPERATOR(LeakyReluBackward, In gradient, In input, Number slope, bool, Out outpu
   return binary(OP, gradient, input, output, [=](double g, double x) { return x > 0 ? g : factor * g; });
 }
 
-OPERATOR(Cast, In input, int, Out output) { Operator op = OP; Tensor from = op.in(input), to = op.out(output); return op.run([=] { copy_elements(to, from); }); }
+OPERATOR(Cast, In input, int, Out output) {
+  Operator op = OP;
+  Tensor from = op.in(input), to = op.out(output);
+  return op.run([=] { copy_elements(to, from); });
+}
 OPERATOR(Clamp, In input, Number low, Number high, Out output) {
   double least = value_of(low, -INFINITY), most = value_of(high, INFINITY);
   return unary(OP, input, output, [=](double x) { return std::min(std::max(x, least), most); });
@@ -240,7 +244,8 @@ OPERATOR(MseLoss, In input, In target, int64_t reduction, Out output) {
 }
 OPERATOR(MseLossBackward, In gradient, In input, In target, int64_t reduction, Out output) {
   double scale = reduction == kReduceMean ? 2.0 / static_cast<double>(output->size()) : 2;
-  return ternary(OP, gradient, input, target, output, [=](double g, double x, double y) { return scale * g * (x - y); });
+  return ternary(OP, gradient, input, target, output,
+                 [=](double g, double x, double y) { return scale * g * (x - y); });
 }
 
 namespace {
@@ -292,7 +297,9 @@ void add_product(const LegacyCall &call) {
   write(call.outputs[0], base);
 }
 
-void fill_with(const LegacyCall &call) { write(call.outputs[0], Values(call.outputs[0].size(), read(call.inputs[1])[0])); }
+void fill_with(const LegacyCall &call) {
+  write(call.outputs[0], Values(call.outputs[0].size(), read(call.inputs[1])[0]));
+}
 
 void update(const LegacyCall &call, bool adds) {
   const Tensor &variable = call.inputs[0];

@@ -34,17 +34,35 @@ aclError split(Operator op, In input, const std::vector<int64_t> &sizes, int64_t
   });
 }
 
+// One of the tensors that `tensor` is stacked of.
+Tensor slot_of(const Tensor &tensor, int64_t axis, int64_t number) {
+  Tensor part = part_of(tensor, axis, number, 1);
+  part.shape.erase(part.shape.begin() + axis);
+  part.strides.erase(part.strides.begin() + axis);
+  return part;
+}
+
+// Zeros where `kept(column - row)` is false.
+template <class Kept>
+void keep_triangle(const Tensor &from, const Tensor &to, Kept kept) {
+  Values v = read(from);
+  int64_t columns = from.dim(-1), rows = from.dim(-2);
+  for (size_t i = 0; i < v.size(); ++i) {
+    int64_t column = static_cast<int64_t>(i) % columns, row = static_cast<int64_t>(i) / columns % rows;
+    if (!kept(column - row)) v[i] = 0;
+  }
+  write(to, v);
+}
+
 aclError triangle(Operator op, In input, Out output, bool (*kept)(int64_t distance)) {
   Tensor from = op.in(input), to = op.out(output);
-  return op.run([=] {
-    Values v = read(from);
-    int64_t columns = from.dim(-1), rows = from.dim(-2);
-    for (size_t i = 0; i < v.size(); ++i) {
-      int64_t column = static_cast<int64_t>(i) % columns, row = static_cast<int64_t>(i) / columns % rows;
-      if (!kept(column - row)) v[i] = 0;
-    }
-    write(to, v);
-  });
+  return op.run([=] { keep_triangle(from, to, kept); });
+}
+
+void count_up(double first, double step, const Tensor &to) {
+  Values v(to.size());
+  for (size_t i = 0; i < v.size(); ++i) v[i] = first + static_cast<double>(i) * step;
+  write(to, v);
 }
 
 // Rows of `from` along `axis`, as `chosen` says.
@@ -70,13 +88,13 @@ aclError pick(Operator op, In input, int64_t axis, In index, Out output) {
   return op.run([=] { pick_rows(from, axis, chosen, to); });
 }
 
-// Rows of `from` added up where `chosen` says.
-void add_rows(const Tensor &from, const Tensor &chosen, const Tensor &to) {
+// Rows of `from` added up where `chosen` says, but for those of `left_out` and of negative numbers.
+void add_rows(const Tensor &from, const Tensor &chosen, const Tensor &to, int64_t left_out = -1) {
   Values v = read(from), result(to.size(), 0.0);
   std::vector<int64_t> numbers = read_integers(chosen);
   int64_t width = numbers.empty() ? 0 : static_cast<int64_t>(v.size() / numbers.size());
   for (size_t row = 0; row < numbers.size(); ++row) {
-    if (numbers[row] < 0) continue;
+    if (numbers[row] < 0 || numbers[row] == left_out) continue;
     for (int64_t i = 0; i < width; ++i) result[numbers[row] * width + i] += v[row * width + i];
   }
   write(to, result);
@@ -94,7 +112,8 @@ void one_hot(const Tensor &chosen, double on, double off, const Tensor &to) {
 
 // Calls `use(place in index, place in table)` for Gather and Scatter: the index replaces one coordinate.
 template <class Use>
-void each_indexed(const Tensor &index, const std::vector<int64_t> &numbers, const Tensor &table, int64_t axis, Use use) {
+void each_indexed(const Tensor &index, const std::vector<int64_t> &numbers, const Tensor &table, int64_t axis,
+                  Use use) {
   Shape strides = dense_strides(table.shape), own = dense_strides(index.shape);
   for (size_t i = 0; i < numbers.size(); ++i) {
     int64_t place = 0;
@@ -145,10 +164,7 @@ OPERATOR(Stack, Tensors inputs, int64_t axis, Out output) {
   axis = positive(axis, to.rank());
   std::vector<Tensor> from, parts;
   for (const aclTensor *input : inputs->tensors) {
-    Tensor part = part_of(to, axis, static_cast<int64_t>(from.size()), 1);
-    part.shape.erase(part.shape.begin() + axis);
-    part.strides.erase(part.strides.begin() + axis);
-    parts.push_back(part);
+    parts.push_back(slot_of(to, axis, static_cast<int64_t>(from.size())));
     from.push_back(op.in(input));
   }
   return op.run([=] {
@@ -164,13 +180,12 @@ OPERATOR(SplitTensor, In input, uint64_t size, int64_t axis, Tensors outputs) {
 OPERATOR(SplitWithSize, In input, Integers sizes, int64_t axis, Tensors outputs) {
   return split(OP, input, sizes->values, axis, outputs);
 }
-OPERATOR(Slice, In input, int64_t axis, int64_t begin, int64_t end, int64_t step, Out output) {
+OPERATOR(Slice, In input, int64_t axis, int64_t begin, int64_t, int64_t step, Out output) {
   Operator op = OP;
   Tensor from = op.in(input), to = op.out(output);
   axis = positive(axis, from.rank());
   begin = std::min(positive(begin, from.shape[axis]), from.shape[axis]);
-  (void)end;  // the output's length says it
-  Tensor part = part_of(from, axis, begin, to.shape[axis], step);
+  Tensor part = part_of(from, axis, begin, to.shape[axis], step);  // where it ends, the output's length says
   return op.run([=] { copy_elements(to, part); });
 }
 OPERATOR(Repeat, In input, Integers, Out output) {
@@ -209,11 +224,7 @@ OPERATOR(Arange, Number begin, Number, Number step, Out output) {
   Operator op = OP;
   Tensor to = op.out(output);
   double first = value_of(begin), by = value_of(step, 1);
-  return op.run([=] {
-    Values v(to.size());
-    for (size_t i = 0; i < v.size(); ++i) v[i] = first + static_cast<double>(i) * by;
-    write(to, v);
-  });
+  return op.run([=] { count_up(first, by, to); });
 }
 OPERATOR(Embedding, In table, In index, Out output) { return pick(OP, table, 0, index, output); }
 OPERATOR(IndexSelect, In input, int64_t axis, In index, Out output) { return pick(OP, input, axis, index, output); }
@@ -222,17 +233,7 @@ OPERATOR(EmbeddingDenseBackward, In gradient, In index, uint64_t, int64_t paddin
   Operator op = OP;
   if (by_frequency) return op.refuse("scaling by frequency");
   Tensor g = op.in(gradient), chosen = op.in(index), to = op.out(output);
-  return op.run([=] {
-    Values dy = read(g), result(to.size(), 0.0);
-    int64_t width = to.dim(-1), row = 0;
-    for (int64_t number : read_integers(chosen)) {
-      if (number != padding) {
-        for (int64_t i = 0; i < width; ++i) result[number * width + i] += dy[row * width + i];
-      }
-      ++row;
-    }
-    write(to, result);
-  });
+  return op.run([=] { add_rows(g, chosen, to, padding); });
 }
 OPERATOR(Gather, In input, int64_t axis, In index, Out output) {
   Operator op = OP;
@@ -274,30 +275,13 @@ void pack(const LegacyCall &call) {
   const Tensor &to = call.outputs[0];
   int64_t axis = positive(static_cast<int64_t>(call.number("axis", 0)), to.rank()), number = 0;
   for (const Tensor &input : call.inputs) {
-    Tensor part = part_of(to, axis, number++, 1);
-    part.shape.erase(part.shape.begin() + axis);
-    part.strides.erase(part.strides.begin() + axis);
-    copy_elements(part, input);
+    copy_elements(slot_of(to, axis, number++), input);
   }
-}
-
-void count_up(const LegacyCall &call) {
-  double first = read(call.inputs[0])[0], by = read(call.inputs[2])[0];
-  Values v(call.outputs[0].size());
-  for (size_t i = 0; i < v.size(); ++i) v[i] = first + static_cast<double>(i) * by;
-  write(call.outputs[0], v);
 }
 
 void lower_triangle(const LegacyCall &call) {
-  const Tensor &from = call.inputs[0];
   auto diagonal = static_cast<int64_t>(call.number("diagonal", 0));
-  Values v = read(from);
-  int64_t columns = from.dim(-1), rows = from.dim(-2);
-  for (size_t i = 0; i < v.size(); ++i) {
-    auto place = static_cast<int64_t>(i);
-    if (place % columns - place / columns % rows > diagonal) v[i] = 0;
-  }
-  write(call.outputs[0], v);
+  keep_triangle(call.inputs[0], call.outputs[0], [=](int64_t distance) { return distance <= diagonal; });
 }
 
 const LegacyOperators kOperators{{
@@ -310,11 +294,15 @@ const LegacyOperators kOperators{{
      one_hot(call.inputs[0], read(call.inputs[2])[0], read(call.inputs[3])[0], call.outputs[0]);
    }, {}}},
   {"Pack", {pack, {}}},
-  {"Range", {count_up, {}}},
+  {"Range", {[](const LegacyCall &call) {
+     count_up(read(call.inputs[0])[0], read(call.inputs[2])[0], call.outputs[0]);
+   }, {}}},
   {"Reshape", {same_elements, {}}},
   {"TensorMove", {same_elements, {}}},
   {"Tril", {lower_triangle, {}}},
-  {"UnsortedSegmentSum", {[](const LegacyCall &call) { add_rows(call.inputs[0], call.inputs[1], call.outputs[0]); }, {}}},
+  {"UnsortedSegmentSum", {[](const LegacyCall &call) {
+     add_rows(call.inputs[0], call.inputs[1], call.outputs[0]);
+   }, {}}},
 }};
 
 }  // namespace

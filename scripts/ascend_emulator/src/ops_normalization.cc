@@ -14,15 +14,73 @@ struct Optional {
   Values values(int64_t size, double standard) const { return given ? read(tensor) : Values(size, standard); }
 };
 
-Optional optional_in(Operator *op, In tensor) { return tensor != nullptr ? Optional{true, op->in(tensor)} : Optional{}; }
-Optional optional_out(Operator *op, Out tensor) { return tensor != nullptr ? Optional{true, op->out(tensor)} : Optional{}; }
+Optional optional_in(Operator *op, In tensor) {
+  return tensor != nullptr ? Optional{true, op->in(tensor)} : Optional{};
+}
+Optional optional_out(Operator *op, Out tensor) {
+  return tensor != nullptr ? Optional{true, op->out(tensor)} : Optional{};
+}
 void write_if(const Optional &target, const Values &values) {
   if (target.given) write(target.tensor, values);
 }
 
+struct RowStatistics {
+  Values mean, variance;
+};
+
+// Normalises rows of the length of `gamma` in place.
+RowStatistics normalise_rows(Values *v, double epsilon, const Values &gamma, const Values &beta) {
+  RowStatistics result;
+  size_t width = gamma.size();
+  for (size_t row = 0; row < v->size(); row += width) {
+    double *x = &(*v)[row], mean = 0, squares = 0;
+    for (size_t i = 0; i < width; ++i) mean += x[i];
+    mean /= static_cast<double>(width);
+    for (size_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    double variance = squares / static_cast<double>(width), scale = 1 / std::sqrt(variance + epsilon);
+    for (size_t i = 0; i < width; ++i) x[i] = (x[i] - mean) * scale * gamma[i] + beta[i];
+    result.mean.push_back(mean);
+    result.variance.push_back(variance);
+  }
+  return result;
+}
+
+Values scales_of(Values variance, double epsilon) {
+  for (double &one : variance) one = 1 / std::sqrt(one + epsilon);
+  return variance;
+}
+
+struct RowGradient {
+  Values input, gamma, beta;
+};
+
+RowGradient row_gradient(const Values &dy, const Values &v, const Values &mean, const Values &scale,
+                         const Values &gamma) {
+  size_t width = gamma.size();
+  RowGradient result{Values(v.size()), Values(width, 0.0), Values(width, 0.0)};
+  for (size_t row = 0; row < v.size() / width; ++row) {
+    const double *y = &dy[row * width], *x = &v[row * width];
+    double sum = 0, weighted = 0;
+    for (size_t i = 0; i < width; ++i) {
+      double normal = (x[i] - mean[row]) * scale[row];
+      sum += y[i] * gamma[i];
+      weighted += y[i] * gamma[i] * normal;
+      result.gamma[i] += y[i] * normal;
+      result.beta[i] += y[i];
+    }
+    for (size_t i = 0; i < width; ++i) {
+      double normal = (x[i] - mean[row]) * scale[row];
+      double shared = (sum + normal * weighted) / static_cast<double>(width);
+      result.input[row * width + i] = scale[row] * (y[i] * gamma[i] - shared);
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
-OPERATOR(LayerNorm, In input, Integers normalized, In weight, In bias, double epsilon, Out output, Out means, Out scales) {
+OPERATOR(LayerNorm, In input, Integers normalized, In weight, In bias, double epsilon, Out output, Out means,
+         Out scales) {
   Operator op = OP;
   Tensor from = op.in(input), to = op.out(output);
   Optional gamma = optional_in(&op, weight), beta = optional_in(&op, bias);
@@ -30,20 +88,11 @@ OPERATOR(LayerNorm, In input, Integers normalized, In weight, In bias, double ep
   int64_t width = elements(normalized->values);
   op.partial_results(2 * input->size() / width);
   return op.run([=] {
-    Values v = read(from), g = gamma.values(width, 1), b = beta.values(width, 0), mean_values, scale_values;
-    for (size_t row = 0; row < v.size(); row += width) {
-      double mean = 0, squares = 0;
-      for (int64_t i = 0; i < width; ++i) mean += v[row + i];
-      mean /= static_cast<double>(width);
-      for (int64_t i = 0; i < width; ++i) squares += (v[row + i] - mean) * (v[row + i] - mean);
-      double scale = 1 / std::sqrt(squares / static_cast<double>(width) + epsilon);
-      for (int64_t i = 0; i < width; ++i) v[row + i] = (v[row + i] - mean) * scale * g[i] + b[i];
-      mean_values.push_back(mean);
-      scale_values.push_back(scale);
-    }
+    Values v = read(from);
+    RowStatistics rows = normalise_rows(&v, epsilon, gamma.values(width, 1), beta.values(width, 0));
     write(to, v);
-    write_if(mean_out, mean_values);
-    write_if(scale_out, scale_values);
+    write_if(mean_out, rows.mean);
+    write_if(scale_out, scales_of(rows.variance, epsilon));
   });
 }
 OPERATOR(LayerNormBackward, In gradient, In input, Integers normalized, In means, In scales, In weight, In,
@@ -56,26 +105,10 @@ OPERATOR(LayerNormBackward, In gradient, In input, Integers normalized, In means
   int64_t width = elements(normalized->values);
   op.partial_results(2 * width);
   return op.run([=] {
-    Values dy = read(g), v = read(from), mean = read(mean_in), scale = read(scale_in), w = gamma.values(width, 1);
-    Values dx(v.size()), dg(width, 0.0), db(width, 0.0);
-    for (size_t row = 0; row < v.size() / width; ++row) {
-      const double *y = &dy[row * width], *x = &v[row * width];
-      double sum = 0, weighted = 0;
-      for (int64_t i = 0; i < width; ++i) {
-        double normal = (x[i] - mean[row]) * scale[row];
-        sum += y[i] * w[i];
-        weighted += y[i] * w[i] * normal;
-        dg[i] += y[i] * normal;
-        db[i] += y[i];
-      }
-      for (int64_t i = 0; i < width; ++i) {
-        double normal = (x[i] - mean[row]) * scale[row];
-        dx[row * width + i] = scale[row] * (y[i] * w[i] - (sum + normal * weighted) / static_cast<double>(width));
-      }
-    }
-    write_if(dx_out, dx);
-    write_if(dg_out, dg);
-    write_if(db_out, db);
+    RowGradient result = row_gradient(read(g), read(from), read(mean_in), read(scale_in), gamma.values(width, 1));
+    write_if(dx_out, result.input);
+    write_if(dg_out, result.gamma);
+    write_if(db_out, result.beta);
   });
 }
 OPERATOR(RmsNorm, In input, In weight, double epsilon, Out output, Out scales) {
@@ -156,49 +189,26 @@ OPERATOR(SwiGluGrad, In gradient, In input, int64_t axis, Out output) {
 
 namespace {
 
+constexpr double kLegacyEpsilon = 1e-7;
+
 // The older operator keeps the variance, not the scale.
 void layer_norm(const LegacyCall &call) {
-  Values v = read(call.inputs[0]), gamma = read(call.inputs[1]), beta = read(call.inputs[2]), means, variances;
-  auto width = static_cast<int64_t>(gamma.size());
-  double epsilon = call.number("epsilon", 1e-7);
-  for (size_t row = 0; row < v.size(); row += width) {
-    double mean = 0, squares = 0;
-    for (int64_t i = 0; i < width; ++i) mean += v[row + i];
-    mean /= static_cast<double>(width);
-    for (int64_t i = 0; i < width; ++i) squares += (v[row + i] - mean) * (v[row + i] - mean);
-    double variance = squares / static_cast<double>(width);
-    for (int64_t i = 0; i < width; ++i) v[row + i] = (v[row + i] - mean) / std::sqrt(variance + epsilon) * gamma[i] + beta[i];
-    means.push_back(mean);
-    variances.push_back(variance);
-  }
+  Values v = read(call.inputs[0]);
+  double epsilon = call.number("epsilon", kLegacyEpsilon);
+  RowStatistics rows = normalise_rows(&v, epsilon, read(call.inputs[1]), read(call.inputs[2]));
   write(call.outputs[0], v);
-  write(call.outputs[1], means);
-  write(call.outputs[2], variances);
+  write(call.outputs[1], rows.mean);
+  write(call.outputs[2], rows.variance);
 }
 
+// Inputs: gradient, input, variance, mean, weight.
 void layer_norm_gradient(const LegacyCall &call) {
-  Values dy = read(call.inputs[0]), v = read(call.inputs[1]), variance = read(call.inputs[2]), mean = read(call.inputs[3]);
-  Values w = read(call.inputs[4]), dx(v.size()), dg(w.size(), 0.0), db(w.size(), 0.0);
-  auto width = static_cast<int64_t>(w.size());
-  double epsilon = call.number("epsilon", 1e-7);
-  for (size_t row = 0; row < v.size() / width; ++row) {
-    const double *y = &dy[row * width], *x = &v[row * width];
-    double scale = 1 / std::sqrt(variance[row] + epsilon), sum = 0, weighted = 0;
-    for (int64_t i = 0; i < width; ++i) {
-      double normal = (x[i] - mean[row]) * scale;
-      sum += y[i] * w[i];
-      weighted += y[i] * w[i] * normal;
-      dg[i] += y[i] * normal;
-      db[i] += y[i];
-    }
-    for (int64_t i = 0; i < width; ++i) {
-      double normal = (x[i] - mean[row]) * scale;
-      dx[row * width + i] = scale * (y[i] * w[i] - (sum + normal * weighted) / static_cast<double>(width));
-    }
-  }
-  write(call.outputs[0], dx);
-  write(call.outputs[1], dg);
-  write(call.outputs[2], db);
+  Values scale = scales_of(read(call.inputs[2]), call.number("epsilon", kLegacyEpsilon));
+  RowGradient result =
+    row_gradient(read(call.inputs[0]), read(call.inputs[1]), read(call.inputs[3]), scale, read(call.inputs[4]));
+  write(call.outputs[0], result.input);
+  write(call.outputs[1], result.gamma);
+  write(call.outputs[2], result.beta);
 }
 
 const LegacyOperators kOperators{{

@@ -18,7 +18,8 @@ struct AdamW {
 OPERATOR(ApplyAdamWV2, Out variable, Out mean, Out square, Out greatest, In gradient, In step, float rate, float beta1,
          float beta2, float decay, float epsilon, bool amsgrad, bool maximize) {
   Operator op = OP;
-  Tensor p = op.in_out(variable), m = op.in_out(mean), v = op.in_out(square), g = op.in(gradient), t = op.in(step), top{};
+  Tensor p = op.in_out(variable), m = op.in_out(mean), v = op.in_out(square), g = op.in(gradient), t = op.in(step);
+  Tensor top{};
   if (amsgrad) top = op.in_out(greatest);
   AdamW how{rate, beta1, beta2, decay, epsilon, amsgrad, maximize};
   return op.run([=] {

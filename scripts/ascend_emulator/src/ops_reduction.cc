@@ -45,15 +45,18 @@ Groups grouped(const Tensor &tensor, const std::vector<int64_t> &axes) {
 
 // `combine(first, size)` makes one result of a group's elements.
 template <class Combine>
+void reduce_to(const Tensor &to, const Tensor &from, const std::vector<int64_t> &axes, Combine combine) {
+  Groups groups = grouped(from, axes);
+  Values result(to.size());
+  for (size_t i = 0; i < result.size(); ++i) result[i] = combine(&groups.values[i * groups.size], groups.size);
+  write(to, result);
+}
+
+template <class Combine>
 aclError reduce(Operator op, In input, std::vector<int64_t> axes, Out output, Combine combine) {
   Tensor from = op.in(input), to = op.out(output);
   op.partial_results(2 * output->size());
-  return op.run([=] {
-    Groups groups = grouped(from, axes);
-    Values result(to.size());
-    for (size_t i = 0; i < result.size(); ++i) result[i] = combine(&groups.values[i * groups.size], groups.size);
-    write(to, result);
-  });
+  return op.run([=] { reduce_to(to, from, axes, combine); });
 }
 
 double sum(const double *values, int64_t size) { return std::accumulate(values, values + size, 0.0); }
@@ -117,8 +120,6 @@ aclError softmax_backward(Operator op, In gradient, In result, int64_t axis, Out
   });
 }
 
-constexpr int64_t kReduceNone = 0, kReduceMean = 1;
-
 }  // namespace
 
 OPERATOR(ReduceSum, In input, Integers axes, bool, int, Out output) {
@@ -141,7 +142,9 @@ OPERATOR(Min, In input, Out output) { return reduce(OP, input, axes_of(nullptr, 
 OPERATOR(ArgMax, In input, int64_t axis, bool, Out output) {
   return reduce(OP, input, {axis < 0 ? axis + input->rank() : axis}, output, position_of_greatest);
 }
-OPERATOR(Prod, In input, int, Out output) { return reduce(OP, input, axes_of(nullptr, input->rank()), output, product); }
+OPERATOR(Prod, In input, int, Out output) {
+  return reduce(OP, input, axes_of(nullptr, input->rank()), output, product);
+}
 OPERATOR(Any, In input, Integers axes, bool, Out output) {
   return reduce(OP, input, axes_of(axes, input->rank()), output, [](const double *values, int64_t size) {
     return static_cast<double>(std::any_of(values, values + size, [](double x) { return x != 0; }));
@@ -206,12 +209,11 @@ OPERATOR(NLLLoss, In input, In target, In weight, int64_t reduction, int64_t ign
     write(to, {reduction == kReduceMean ? sum_of_losses / sum_of_weights : sum_of_losses});
   });
 }
-OPERATOR(NLLLossBackward, In gradient, In input, In target, In weight, int64_t reduction, int64_t ignored,
+OPERATOR(NLLLossBackward, In gradient, In, In target, In weight, int64_t reduction, int64_t ignored,
          In total_weight, Out output) {
   Operator op = OP;
   Tensor g = op.in(gradient), classes = op.in(target), weights = op.in(weight), total = op.in(total_weight);
   Tensor to = op.out(output);
-  (void)input;
   return op.run([=] {
     Values w = read(weights), dy = read(g, classes.shape), result(to.size(), 0.0);
     double divisor = reduction == kReduceMean ? read(total)[0] : 1;
@@ -230,10 +232,7 @@ LegacyBody reduction(double (*combine)(const double *, int64_t)) {
   return [=](const LegacyCall &call) {
     const Tensor &from = call.inputs[0];
     aclIntArray given{call.inputs.size() > 1 ? read_integers(call.inputs[1]) : std::vector<int64_t>{}};
-    Groups groups = grouped(from, axes_of(&given, from.rank()));
-    Values result(call.outputs[0].size());
-    for (size_t i = 0; i < result.size(); ++i) result[i] = combine(&groups.values[i * groups.size], groups.size);
-    write(call.outputs[0], result);
+    reduce_to(call.outputs[0], from, axes_of(&given, from.rank()), combine);
   };
 }
 
@@ -245,10 +244,7 @@ void bias_gradient(const LegacyCall &call) {
   for (int64_t axis = 0; axis < from.rank(); ++axis) {
     if (axis != channels) axes.push_back(axis);
   }
-  Groups groups = grouped(from, axes);
-  Values result(call.outputs[0].size());
-  for (size_t i = 0; i < result.size(); ++i) result[i] = sum(&groups.values[i * groups.size], groups.size);
-  write(call.outputs[0], result);
+  reduce_to(call.outputs[0], from, axes, sum);
 }
 
 // Losses of rows of logits against rows of probabilities, and their gradients.

@@ -2,9 +2,7 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 
 #include "host_access.h"
 #include "memory.h"
@@ -168,7 +166,8 @@ void RaceChecker::check(const Access &earlier, const Access &later, const Clock 
 
 void RaceChecker::read(const Access &access, const Clock &now) {
   fill(access.range);
-  for (auto it = stretches_.lower_bound(access.range.begin); it != stretches_.end() && it->first < access.range.end; ++it) {
+  auto it = stretches_.lower_bound(access.range.begin);
+  for (; it != stretches_.end() && it->first < access.range.end; ++it) {
     Stretch &stretch = it->second;
     check(stretch.write, access, now, {it->first, stretch.end});
     auto same = std::find_if(stretch.reads.begin(), stretch.reads.end(),
@@ -202,21 +201,20 @@ void RaceChecker::released(const SitePtr &site, Range range) {
   forget_closed(range);
 }
 
-bool RaceChecker::host_touch(uintptr_t address, bool is_write, const SitePtr &site) {
-  if (!on_) return false;
+void RaceChecker::host_touch(uintptr_t address, bool is_write, const SitePtr &site) {
+  if (!on_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   auto next = stretches_.upper_bound(address);
-  if (next == stretches_.begin()) return false;
+  if (next == stretches_.begin()) return;
   --next;
-  if (next->second.end <= address) return false;
+  if (next->second.end <= address) return;
   const Clock &now = clock(kHost);
-  Access access{kHost, now.at(kHost) + 1, is_write ? AccessKind::kWrite : AccessKind::kRead, site, {address, address + 1}};
-  size_t before = order_.size();
+  AccessKind kind = is_write ? AccessKind::kWrite : AccessKind::kRead;
+  Access access{kHost, now.at(kHost) + 1, kind, site, {address, address + 1}};
   check(next->second.write, access, now, access.range);
   if (is_write) {
     for (auto &read : next->second.reads) check(read, access, now, access.range);
   }
-  return order_.size() > before;
 }
 
 void RaceChecker::add(const Access &first, const Access &second, Range overlap) {
@@ -276,12 +274,7 @@ void RaceChecker::report_at_end() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto &key : order_) fprintf(stderr, "ascend emulator: %s\n", text(found_[key]).c_str());
   if (!settings().races_file.empty()) {
-    FILE *file = fopen(settings().races_file.c_str(), "w");
-    if (file == nullptr) {
-      fprintf(stderr, "ascend emulator: cannot write %s: %s\n", settings().races_file.c_str(), strerror(errno));
-      fflush(stderr);
-      _exit(2);
-    }
+    FILE *file = open_for_writing(settings().races_file);
     fprintf(file, "%s\n", json_of_all().c_str());
     fclose(file);
   }

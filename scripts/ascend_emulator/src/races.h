@@ -1,14 +1,15 @@
 // The race checker: who may touch which memory when.
 //
 // Note: [Happens before]
-// There is one timeline for each stream and one for the host. Everything asked of a stream comes after what the host did
-// before the call and after what the stream was asked before. A wait puts a stream after the record it waits for; a
+// There is one timeline for each stream and one for the host. Everything asked of a stream comes after what the host
+// did before the call and after what the stream was asked before. A wait puts a stream after the record it waits for; a
 // synchronisation, or a query that finds the work done, puts the host after it. Two accesses to the same bytes, one of
 // them a write, that neither of these rules puts in an order are a race, however they happened to run this time. So a
 // race is found from the calls alone, at the call: no delay has to come at the right moment.
 //
 // All threads of the host are one timeline, in the order of their ACL calls: locks between threads can't be seen from
-// here, and MindSpore hands every operator from thread to thread. What a race checker of threads would find, this doesn't.
+// here, and MindSpore hands every operator from thread to thread. What a race checker of threads would find, this
+// doesn't.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -53,16 +54,16 @@ struct Access {
 };
 
 // Note: [Pinned sources]
-// After a copy from host memory MindSpore puts a callback on the stream, which lets go of the source: its pool may hand out
-// the block again from then on, and rightly so, though no call tells the emulator. So once a callback has run, what its
-// stream had read of pinned memory counts as done, for everybody. That depends on the schedule; a program that keeps its
-// pinned tensors is checked without this exception under ASCSIM_STRICT_PINNED=1.
+// After a copy from host memory MindSpore puts a callback on the stream, which lets go of the source: its pool may hand
+// out the block again from then on, and rightly so, though no call tells the emulator. So once a callback has run, what
+// its stream had read of pinned memory counts as done, for everybody. That depends on the schedule; a program that
+// keeps its pinned tensors is checked without this exception under ASCSIM_STRICT_PINNED=1.
 class RaceChecker {
  public:
   RaceChecker();
-  bool on() const { return on_; }
 
-  void stream_access(int stream, const SitePtr &site, const std::vector<Range> &reads, const std::vector<Range> &writes);
+  void stream_access(int stream, const SitePtr &site, const std::vector<Range> &reads,
+                     const std::vector<Range> &writes);
   void host_access(const SitePtr &site, const std::vector<Range> &reads, const std::vector<Range> &writes);
   void released(const SitePtr &site, Range range);
 
@@ -72,8 +73,8 @@ class RaceChecker {
   uint64_t tick_of(int stream);
   void callback_done(int stream, uint64_t tick);
 
-  // What the host isn't ordered after, among the accesses to `address`: the write, or for a write also the reads.
-  bool host_touch(uintptr_t address, bool write, const SitePtr &site);
+  // Reports what the host isn't ordered after, among the accesses to `address`: the write, for a write also the reads.
+  void host_touch(uintptr_t address, bool write, const SitePtr &site);
 
   size_t count();
   std::string json();

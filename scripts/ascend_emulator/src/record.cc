@@ -38,16 +38,6 @@ struct Recorder {
   std::array<std::atomic<int64_t>, static_cast<size_t>(Counter::kLast)> counters{};
 };
 
-FILE *open_for_writing(const std::string &path) {
-  FILE *file = fopen(path.c_str(), "w");
-  if (file == nullptr) {
-    fprintf(stderr, "ascend emulator: cannot write %s: %s\n", path.c_str(), strerror(errno));
-    fflush(stderr);
-    _exit(2);
-  }
-  return file;
-}
-
 void at_end();
 
 Recorder &recorder() {
@@ -148,8 +138,8 @@ struct Python {
   }
 };
 
-// The innermost line of Python outside MindSpore and numpy, if this thread is running Python just now. MindSpore dispatches most
-// operators from threads of its own, which know no line.
+// The innermost line of Python outside MindSpore and numpy, if this thread is running Python just now. MindSpore
+// dispatches most operators from threads of its own, which know no line.
 std::string python_site() {
   static const Python python;
   if (!python.usable || python.holds_gil() == 0) return "";
@@ -194,6 +184,16 @@ void sleep_until_us(double when) {
   }
 }
 
+FILE *open_for_writing(const std::string &path) {
+  FILE *file = fopen(path.c_str(), "w");
+  if (file == nullptr) {
+    fprintf(stderr, "ascend emulator: cannot write %s: %s\n", path.c_str(), strerror(errno));
+    fflush(stderr);
+    _exit(2);
+  }
+  return file;
+}
+
 Calling::Calling(const char *name) : call_(std::make_shared<Call>()) {
   auto &record = recorder();
   call_->site = std::make_shared<Site>();
@@ -219,8 +219,9 @@ void Calling::locate() const {
 Call::~Call() {
   if (recorder().trace == nullptr) return;
   char times[160];
-  snprintf(times, sizeof times, ", \"called\": %.1f, \"returned\": %.1f, \"start\": %.1f, \"end\": %.1f, \"bytes\": %zu",
-           called, returned, start < 0 ? called : start, end < 0 ? returned : end, bytes);
+  snprintf(times, sizeof times,
+           ", \"called\": %.1f, \"returned\": %.1f, \"start\": %.1f, \"end\": %.1f, \"bytes\": %zu", called,
+           returned, start < 0 ? called : start, end < 0 ? returned : end, bytes);
   std::string line = json(*site);
   line.pop_back();
   line += std::string(times) + ", \"kind\": " + quoted(kind) + ", \"event\": " + std::to_string(event);

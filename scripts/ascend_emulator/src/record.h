@@ -1,5 +1,6 @@
 // What happened: one record for each ACL call, the counters, the trace file, and where in the program a call was made.
 #pragma once
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -62,6 +63,8 @@ void count(Counter counter, int64_t by = 1);
 // Adds to a counter of what is in use now, and keeps its peak.
 void count_used(Counter used, Counter peak, int64_t by);
 int64_t counted(Counter counter);
+
+FILE *open_for_writing(const std::string &path);  // ends the program if it can't be
 
 std::string quoted(const std::string &text);  // as JSON
 std::string json(const Site &site);

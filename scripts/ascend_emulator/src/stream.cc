@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "races.h"
+#include "scramble.h"
 #include "settings.h"
 
 namespace ascsim {
@@ -49,21 +50,13 @@ Stream &default_stream() {
   return *one;
 }
 
-uint64_t mixed(uint64_t value) {
-  value += 0x9e3779b97f4a7c15ull;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
-  return value ^ (value >> 31);
-}
+uint64_t mixed(uint64_t value) { return scrambled(value + 0x9e3779b97f4a7c15ull); }
 
-aclError synchronize(const char *name, Stream &stream) {
+aclError synchronize(const char *name, void *handle) {
   Calling call(name);
   call.locate();
-  call->site->stream = stream.number();
   count(Counter::kSyncStream);
-  Clock reached = races().clock_of(stream.number());  // before waiting: later work isn't waited for
-  stream.synchronize();
-  races().host_joins(reached);
+  host_waits_for(stream_of(call, handle));
   return kSuccess;
 }
 
@@ -71,11 +64,7 @@ aclError synchronize_device(const char *name) {
   Calling call(name);
   call.locate();
   count(Counter::kSyncDevice);
-  for (Stream *stream : all_streams()) {
-    Clock reached = races().clock_of(stream->number());
-    stream->synchronize();
-    races().host_joins(reached);
-  }
+  for (Stream *stream : all_streams()) host_waits_for(*stream);
   return kSuccess;
 }
 
@@ -83,9 +72,7 @@ aclError destroy(const char *name, void *handle) {
   Calling call(name);
   Stream *stream = streams().remove(handle);
   if (stream == nullptr) return fail(kInvalidParameter, "%s: %p is not a stream", name, handle);
-  Clock reached = races().clock_of(stream->number());
-  stream->synchronize();
-  races().host_joins(reached);
+  host_waits_for(*stream);
   delete stream;
   return kSuccess;
 }
@@ -106,8 +93,8 @@ Stream::~Stream() {
   thread_.join();
 }
 
-// A stream is slow for some pieces of work, then quick again: delays that are drawn for each piece alone cancel out, and
-// one stream would never run far ahead of another.
+// A stream is slow for some pieces of work, then quick again: delays that are drawn for each piece alone cancel out,
+// and one stream would never run far ahead of another.
 double Stream::jitter() {
   double seed = settings().seed;
   if (seed < 0) return 0;
@@ -123,7 +110,7 @@ double Stream::jitter() {
     mood_ = moods[random_ % 3];
     random_ = mixed(random_);
   }
-  return settings().jitter_us * mood_ * static_cast<double>(random_ >> 11) * 0x1.0p-53;
+  return settings().jitter_us * mood_ * fraction(random_);
 }
 
 void Stream::run() {
@@ -170,6 +157,18 @@ bool Stream::idle() {
 
 Stream &stream_of(void *handle) { return handle != nullptr ? *static_cast<Stream *>(handle) : default_stream(); }
 
+Stream &stream_of(Calling &call, void *handle) {
+  Stream &stream = stream_of(handle);
+  call->site->stream = stream.number();
+  return stream;
+}
+
+void host_waits_for(Stream &stream) {
+  Clock reached = races().clock_of(stream.number());  // before waiting: later work isn't waited for
+  stream.synchronize();
+  races().host_joins(reached);
+}
+
 std::vector<Stream *> all_streams() {
   std::lock_guard<std::mutex> lock(streams().mutex);
   std::vector<Stream *> result;
@@ -200,11 +199,11 @@ ACL_EXPORT aclError aclrtDestroyStream(void *stream) { return destroy("aclrtDest
 ACL_EXPORT aclError aclrtDestroyStreamForce(void *stream) { return destroy("aclrtDestroyStreamForce", stream); }
 
 ACL_EXPORT aclError aclrtSynchronizeStream(void *stream) {
-  return synchronize("aclrtSynchronizeStream", stream_of(stream));
+  return synchronize("aclrtSynchronizeStream", stream);
 }
 
 ACL_EXPORT aclError aclrtSynchronizeStreamWithTimeout(void *stream, int) {
-  return synchronize("aclrtSynchronizeStreamWithTimeout", stream_of(stream));
+  return synchronize("aclrtSynchronizeStreamWithTimeout", stream);
 }
 
 ACL_EXPORT aclError aclrtSynchronizeDevice() { return synchronize_device("aclrtSynchronizeDevice"); }
@@ -215,8 +214,7 @@ ACL_EXPORT aclError aclrtSynchronizeDeviceWithTimeout(int) {
 
 ACL_EXPORT aclError aclrtStreamQuery(void *handle, int *status) {
   Calling call("aclrtStreamQuery");
-  Stream &stream = stream_of(handle);
-  call->site->stream = stream.number();
+  Stream &stream = stream_of(call, handle);
   Clock reached = races().clock_of(stream.number());
   constexpr int kComplete = 0, kNotReady = 1;
   *status = stream.idle() ? kComplete : kNotReady;
@@ -226,8 +224,7 @@ ACL_EXPORT aclError aclrtStreamQuery(void *handle, int *status) {
 
 ACL_EXPORT aclError aclrtLaunchCallback(void (*function)(void *), void *data, int, void *handle) {
   Calling call("aclrtLaunchCallback");
-  Stream &stream = stream_of(handle);
-  call->site->stream = stream.number();
+  Stream &stream = stream_of(call, handle);
   uint64_t tick = races().tick_of(stream.number());
   stream.push(call.shared(), [=, number = stream.number()](double start) {
     double begin = now_us();

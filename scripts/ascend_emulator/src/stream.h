@@ -12,9 +12,9 @@
 namespace ascsim {
 
 // Note: [Nominal time]
-// A sleep always ends a little late. So a stream carries the time at which its work would have ended on a device that is
-// exactly as slow as the settings say: the next piece of work starts from there, and lateness doesn't add up. A piece of
-// work is given its nominal start, and returns its nominal end.
+// A sleep always ends a little late. So a stream carries the time at which its work would have ended on a device that
+// is exactly as slow as the settings say: the next piece of work starts from there, and lateness doesn't add up. A
+// piece of work is given its nominal start, and returns its nominal end.
 using Work = std::function<double(double start)>;
 
 class Stream {
@@ -48,6 +48,8 @@ class Stream {
 };
 
 Stream &stream_of(void *handle);  // a null handle is the default stream
+Stream &stream_of(Calling &call, void *handle);  // the same, and notes it as the stream of the call
+void host_waits_for(Stream &stream);             // for all that it was asked until now
 std::vector<Stream *> all_streams();
 
 // An operator's work takes at least ASCSIM_OP_DELAY_US.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 namespace ascsim {
 namespace {
@@ -54,21 +55,15 @@ double load(Truth stored) {
 }
 
 template <class Stored, class Value>
-struct Store {
-  static Stored from(Value value) { return static_cast<Stored>(value); }
-};
-template <class Value>
-struct Store<Half, Value> {
-  static Half from(Value value) { return Half::from(static_cast<double>(value)); }
-};
-template <class Value>
-struct Store<Bfloat, Value> {
-  static Bfloat from(Value value) { return Bfloat::from(static_cast<double>(value)); }
-};
-template <class Value>
-struct Store<Truth, Value> {
-  static Truth from(Value value) { return {static_cast<uint8_t>(value != 0)}; }
-};
+Stored stored(Value value) {
+  if constexpr (std::is_same_v<Stored, Truth>) {
+    return {static_cast<uint8_t>(value != 0)};
+  } else if constexpr (std::is_arithmetic_v<Stored>) {
+    return static_cast<Stored>(value);
+  } else {
+    return Stored::from(static_cast<double>(value));
+  }
+}
 
 // Calls `use` with a pointer to the first element, of the element's own C++ type.
 template <class Use>
@@ -135,7 +130,7 @@ void write_as(const Tensor &tensor, const std::vector<Value> &values) {
   with_type(tensor, [&](auto *elements) {
     using Stored = std::decay_t<decltype(*elements)>;
     const Value *in = values.data();
-    walk(tensor, [=](int64_t from, int64_t to) { elements[to] = Store<Stored, Value>::from(in[from]); });
+    walk(tensor, [=](int64_t from, int64_t to) { elements[to] = stored<Stored>(in[from]); });
   });
 }
 

@@ -170,20 +170,24 @@ def a_destroyed_event_is_still_reached():
     ok(acl.aclrtSynchronizeStream(second))
 
 
-@claim
-def device_memory_freed_under_a_copy():
+def blocks_under_a_copy():
+    """A device block and the pinned one that it is copied to."""
     a, host, on = device(), pinned(), stream()
     copy(host, a, D2H, on)
     let_the_copy_end(on)
+    return a, host
+
+
+@claim
+def device_memory_freed_under_a_copy():
+    a, _ = blocks_under_a_copy()
     ok(acl.aclrtFree(a))
     assert names() == [("aclrtMemcpyAsync D2H", "aclrtFree", "device")]
 
 
 @claim
 def pinned_memory_freed_under_a_copy():
-    a, host, on = device(), pinned(), stream()
-    copy(host, a, D2H, on)
-    let_the_copy_end(on)
+    _, host = blocks_under_a_copy()
     ok(acl.aclrtFreeHost(host))
     assert names() == [("aclrtMemcpyAsync D2H", "aclrtFreeHost", "pinned")]
 

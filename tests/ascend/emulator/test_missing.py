@@ -137,26 +137,48 @@ def test_run_sh_says_how_it_is_called():
 
 
 def test_run_sh_ends_as_the_program_ends(emulator_environment):
-    command = ["bash", str(EMULATOR / "run.sh"), sys.executable, "-c", "import os, sys; print(os.environ['ASCEND_HOME_PATH']); sys.exit(7)"]  # fmt: skip  # noqa: E501
+    program = "import os, sys; print(os.environ['ASCEND_HOME_PATH']); sys.exit(7)"
+    command = ["bash", str(EMULATOR / "run.sh"), sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 7
     assert done.stdout.strip() == emulator_environment["ASCEND_HOME_PATH"]
 
 
-def test_callers_at_the_same_time_get_one_build(emulator_environment, tmp_path):
-    """The sources are replaced by two small ones, so that the build is quick."""
-    copy = tmp_path / "ascend_emulator"
-    (copy / "src").mkdir(parents=True)
-    shutil.copy(EMULATOR / "build.py", copy)
+@pytest.fixture(scope="module")
+def built(emulator_environment, tmp_path_factory):
+    """A checkout, the folder of its builds, and what three callers at the same time got.
+
+    The sources are replaced by two small ones, so that the build is quick.
+    """
+    checkout, builds = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("builds")
+    (checkout / "src").mkdir()
+    shutil.copy(EMULATOR / "build.py", checkout)
     # The stubs call these two.
-    (copy / "src" / "tiny.cc").write_text(
+    (checkout / "src" / "tiny.cc").write_text(
         'extern "C" int ascsim_launch() { return 0; } extern "C" int ascsim_missing() { return 0; }'
     )
     with ThreadPoolExecutor(3) as pool:
-        done = list(pool.map(lambda _: run_build({}, tmp_path / "builds", copy / "build.py"), range(3)))
+        done = list(pool.map(lambda _: run_build({}, builds, checkout / "build.py"), range(3)))
     assert [one.returncode for one in done] == [0, 0, 0], done[0].stderr
-    assert len({one.stdout for one in done}) == 1
+    return checkout, builds, [one.stdout for one in done]
+
+
+@pytest.mark.xdist_group("small build")
+def test_callers_at_the_same_time_get_one_build(built):
+    _, builds, printed = built
+    assert len(set(printed)) == 1
     version = importlib.metadata.version("mindspore")
-    lock, made = sorted((tmp_path / "builds").iterdir(), key=lambda f: f.is_dir())
+    lock, made = sorted(builds.iterdir(), key=lambda f: f.is_dir())
     assert lock.name == "lock"
     assert made.name.startswith(version)
+
+
+@pytest.mark.xdist_group("small build")
+def test_a_build_does_not_lead_back_into_the_checkout_that_made_it(built, tmp_path):
+    checkout, builds, _ = built
+    other = tmp_path / "other"
+    shutil.copytree(checkout, other)
+    done = run_build({}, builds, other / "build.py")
+    assert len([made for made in builds.iterdir() if made.is_dir()]) == 1, "it was found"
+    assert str(other / "python") in done.stdout
+    assert str(checkout) not in done.stdout

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +55,6 @@ def test_every_scenario_is_run(seen: list[dict[str, Any]]) -> None:
     assert {each["scenario"] for each in seen} == set(NAMES)
 
 
-# ---- taking something out
-
-
-def actions() -> list[str]:
-    """The functions of `ms_ops.ascend.order`."""
-    tree = ast.parse((ROOT / "ms_ops" / "ascend" / "order.py").read_text("utf-8"))
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-
-
 def test_nothing_else_in_the_back_end_orders_anything() -> None:
     ordering = {"record", "wait_event", "wait_stream", "synchronize", "query"}
     for path in (ROOT / "ms_ops" / "ascend").glob("*.py"):
@@ -74,11 +64,7 @@ def test_nothing_else_in_the_back_end_orders_anything() -> None:
             assert not found, f"{path.name} calls {found}: it belongs into order.py, where it is taken out in turn"
 
 
-def mutations(script: Any, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return script("mutate_ascend.py", *arguments)
-
-
 def test_missing_waits_of_both_directions_are_caught(script: Any) -> None:
-    done = mutations(script, "wait_until_ready", "wait_until_loaded")
+    done = script("mutate_ascend.py", "wait_until_ready", "wait_until_loaded")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "2 of 2 caught, 100%" in done.stdout

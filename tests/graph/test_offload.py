@@ -9,7 +9,7 @@ from mindspore.ops import operations
 from hyper_parallel import PolicyError, apply_policy, verify_policy
 from hyper_parallel.graph import verify
 from hyper_parallel.graph.swap import Ladder
-from hyper_parallel.policy_file import plan as plan_module
+from hyper_parallel.policy_file import applying
 from ms_ops.graph_ir import Node, read_graph
 from tests.graph.nets import of
 from tests.helpers import numbers, seeded
@@ -54,7 +54,7 @@ class Net(nn.Cell):
 def as_on_ascend(graph_mode: None, monkeypatch: pytest.MonkeyPatch) -> list[list[Node]]:
     """GRAPH_MODE, and swapping taken for possible; gives the graphs that are read."""
     seen: list[list[Node]] = []
-    for module in (plan_module, verify):
+    for module in (applying, verify):
         monkeypatch.setattr(module, "ladder_of", lambda settings: Ladder(can_swap=True))
     monkeypatch.setattr(verify, "read_graph", lambda text: seen.append(read_graph(text)) or seen[-1])
     return seen

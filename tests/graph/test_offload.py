@@ -37,6 +37,18 @@ class Plain(Late):
         self.up, self.down, self.tanh = nn.Dense(4, 4), nn.Dense(4, 4), operations.Tanh()
 
 
+class Outer(nn.Cell):
+    """A block with a cell inside that has cells of its own."""
+
+    @lazy_inline
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.tanh = Plain(), operations.Tanh()
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.tanh(self.inner(x))
+
+
 class Net(nn.Cell):
     """Blocks and a sum."""
 
@@ -80,6 +92,14 @@ def test_without_a_number_mindspore_chooses_when_to_load(as_on_ascend: list[list
     assert "backward_prefetch" not in net.blocks[0].tanh.attrs
     apply_policy(net, of(swaps()))
     assert net.blocks[0].tanh.attrs["backward_prefetch"] == "Auto"
+
+
+@pytest.mark.usefixtures("as_on_ascend")
+def test_what_is_inside_of_a_kept_cell_is_not_moved() -> None:
+    net = seeded(Net(Outer()))
+    apply_policy(net, of(swaps(), {"cells": "blocks.*.inner", "policy": "must_save"}))
+    assert net.blocks[0].tanh.attrs["offload"] is True
+    assert "offload" not in net.blocks[0].inner.up.matmul.attrs
 
 
 @pytest.mark.usefixtures("as_on_ascend")

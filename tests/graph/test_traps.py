@@ -255,6 +255,20 @@ class TestOnePrimitive:
         apply_policy(net, of({"cells": "blocks.1", "ops": {"Tanh": "must_save"}}), mode="graph")
         assert tanh.attrs["recompute"] is False
 
+    def test_a_plain_cell_that_has_it_too_hides_no_contradiction(self) -> None:
+        tanh = operations.Tanh()
+        net = Net(Shares(tanh), Shares(tanh), Shares(tanh))
+        rules = {"cells": "blocks.1", "policy": "must_recompute"}, {"cells": "blocks.2", "ops": {"Tanh": "must_save"}}
+        with pytest.raises(PolicyError, match=r"blocks\.1 and blocks\.2 share one Tanh Primitive"):
+            apply_policy(net, of(*rules), mode="graph")
+
+    def test_of_two_cells_that_recompute_it_in_two_ways_is_fine(self) -> None:
+        tanh = operations.Tanh()
+        rest = {"Tanh": "must_recompute", "*": "must_save"}
+        rules = {"cells": "blocks.0", "policy": "must_recompute"}, {"cells": "blocks.1", "ops": rest}
+        apply_policy(Net(Shares(tanh), Shares(tanh)), of(*rules), mode="graph")
+        assert tanh.attrs["recompute"] is True
+
 
 class Dropping(nn.Cell):
     """Dropout by a cell and by a function, and a counter."""
@@ -295,6 +309,15 @@ class TestCopies:
 
 
 class TestFunctions:
+    def test_one_that_a_cell_keeps_and_another_names_as_recomputed_is_told_once(self) -> None:
+        keeps, names = {"Sigmoid": "must_save"}, {"Sigmoid": "must_recompute", "*": "must_save"}
+        rules = {"cells": "blocks.{0,2}", "ops": names}, {"cells": "blocks.{1,3}", "ops": keeps}
+        notes = apply_policy(mlp(4), of(*rules), mode="graph").notes
+        assert [note for note in notes if "Sigmoid" in note] == [
+            "functions that run Sigmoid keep their results everywhere: blocks.1 keeps them, blocks.0 recomputes them, "
+            "and MindSpore has one Primitive for both"
+        ]
+
     def test_two_nets_under_different_plans_keep_their_own(self) -> None:
         class Functions(nn.Cell):
             """Operators by functions."""

@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import operations
 
 from hyper_parallel import CheckpointPolicy, PolicyError, activation_policy, apply_policy, verify_policy
-from ms_ops.graph_flags import own_primitives
+from ms_ops.graph_flags import function_primitives, own_primitives
 from tests.graph.nets import GradientStep, jit_step, of
 from tests.helpers import numbers, seeded
 
@@ -309,6 +309,15 @@ class TestCopies:
 
 
 class TestFunctions:
+    def test_a_net_that_is_under_no_plan_is_compiled_without_flags_on_them(self, graph_mode: None) -> None:
+        net, other = mlp(1), mlp(1)
+        apply_policy(net, RECOMPUTE)
+        dropout = function_primitives()["DropoutExt"][0]
+        verify_policy(net, X)
+        assert dropout.attrs["recompute"] is False
+        GradientStep(other).compile(X)
+        assert "recompute" not in dropout.attrs
+
     def test_one_that_a_cell_keeps_and_another_names_as_recomputed_is_told_once(self) -> None:
         keeps, names = {"Sigmoid": "must_save"}, {"Sigmoid": "must_recompute", "*": "must_save"}
         rules = {"cells": "blocks.{0,2}", "ops": names}, {"cells": "blocks.{1,3}", "ops": keeps}

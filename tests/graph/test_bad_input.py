@@ -93,6 +93,8 @@ def test_swap_takes_the_rung_that_the_file_has() -> None:
     plan = apply_policy(net, of(rule, swap={"when_exhausted": ["recompute"]}), mode="graph")
     assert "layers.0, layers.1: must_swap can't be honoured in this graph, so they recompute" in plan.notes
     assert net.layers[0].get_scope() == "recompute_layers.0"
+    report = verify_policy(net, TOKENS)
+    assert report.honoured and report.recomputed["Softmax"] == 2
 
 
 def test_what_has_no_effect_is_told() -> None:

@@ -136,6 +136,14 @@ def test_communication_flags_need_a_recomputed_cell() -> None:
         load_policy(of({"cells": "layers.*", "policy": "must_save", "graph": {"mp_comm_recompute": True}}))
 
 
+def test_a_contradiction_that_is_in_flags_alone_names_them() -> None:
+    net = transformer()
+    activation_policy(CheckpointPolicy.MUST_RECOMPUTE)(net.layers[0])
+    rule = {"cells": "layers.0", "policy": "must_recompute", "graph": {"mp_comm_recompute": False}}
+    with pytest.raises(PolicyError, match="must_recompute and graph: mp_comm_recompute false for layers"):
+        apply_policy(net, of(rule), mode="graph")
+
+
 def test_communication_flags_become_attributes() -> None:
     given = {"mp_comm_recompute": False, "recompute_slice_activation": True}
     net = transformer()

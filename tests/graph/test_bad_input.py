@@ -124,6 +124,7 @@ def test_flags_of_graphs_have_no_effect_in_pynative_mode() -> None:
         ({"mp_comm_recompute": "x"}, "rule 1, graph, mp_comm_recompute: got 'x', expected true or false"),
         ({"backward_prefetch": -1}, "rule 1, graph, backward_prefetch: got -1, expected a whole number of operators"),
         ({"backward_prefetch": 2}, "backward_prefetch is for must_swap, but the policy is must_recompute"),
+        ({"backward_prefetch": 2, "mp_comm_recompute": True}, "backward_prefetch is for must_swap, but the policy is"),
     ],
 )
 def test_flags_that_are_wrong(graph: Any, expected: str) -> None:

@@ -401,6 +401,25 @@ def python_calls(run: Callable[[], Any]) -> list[str]:
     return found
 
 
+class TestNames:
+    def test_a_cell_that_is_named_net_is_not_taken_for_the_net(self) -> None:
+        class Outer(nn.Cell):
+            """A cell named net, and an operator of its own."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.net, self.tanh = Shares(operations.Tanh()), operations.Tanh()
+
+            def construct(self, x: Tensor) -> Tensor:
+                return self.tanh(self.net(x))
+
+        net = seeded(Outer())
+        apply_policy(net, of({"cells": "net", "policy": "must_recompute"}), mode="graph")
+        report = verify_policy(net, X)
+        assert report.honoured
+        assert report.rows[0].recomputed["Tanh"] == 1
+
+
 class TestContainers:
     def test_what_a_container_of_cells_runs_is_recomputed(self) -> None:
         block = nn.SequentialCell(Mlp(), nn.SequentialCell(nn.Dense(4, 4), nn.Tanh()), nn.Dense(4, 4))

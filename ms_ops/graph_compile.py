@@ -87,7 +87,8 @@ def compiled_parameter(parameters: Iterable[Parameter]) -> Parameter | None:
         The first that is found; None if no graph has any.
     """
     wanted = {id(parameter): parameter for parameter in parameters}
-    cells = [(api._cell_graph_executor._graph_executor, phase) for phases in _phases_of_cells() for phase in phases]
+    executor = api._cell_graph_executor._graph_executor
+    cells = [(executor, phase) for phases in list(api.cells_compile_cache.values()) for phase in list(phases or ())]
     functions = [(JitExecutor_.get_instance(), phase) for phase in list(api.ms_compile_cache)]
     for executor, phase in cells + functions:
         if executor.has_compiled(phase):
@@ -95,10 +96,6 @@ def compiled_parameter(parameters: Iterable[Parameter]) -> Parameter | None:
                 if id(parameter) in wanted:
                     return wanted[id(parameter)]
     return None
-
-
-def _phases_of_cells() -> list[set[str]]:
-    return [set(phases) for phases in api.cells_compile_cache.values() if phases]
 
 
 def graph_of_cell(cell: nn.Cell, inputs: tuple, jit_level: str | None) -> str:

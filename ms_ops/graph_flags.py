@@ -169,8 +169,8 @@ def flag_made_primitives(wanted: Callable[[str], bool | None]) -> Undo:
     @functools.wraps(make)
     def __init__(self: Primitive, name: str) -> None:
         make(self, name)
-        value = wanted(name) if is_compiling() else None
-        if value is not None:
+        value = wanted(name)
+        if value is not None and is_compiling():
             set_attribute(self, "recompute", value)
 
     Primitive.__init__ = __init__

@@ -14,7 +14,6 @@ there is the number of operators. `--transformer` takes transformer blocks, whic
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hyper_parallel import apply_policy, verify_policy
+from hyper_parallel.report.resident import peak_resident_bytes, resident_bytes
 from ms_ops import graph_compile
 
 DEPTH = 6
@@ -103,12 +103,6 @@ def seeded(net: nn.Cell) -> nn.Cell:
     return net
 
 
-def resident() -> float:
-    """MB now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
 def peak_of(policy: str, style: str) -> dict[str, float]:
     """Growth in MB, and a checksum of what the last step gave."""
     mode, make, level = STYLES[style]
@@ -123,7 +117,7 @@ def peak_of(policy: str, style: str) -> dict[str, float]:
     tiny = make(seeded(Net([Block(8, 16)])), level)
     tiny(Tensor(np.ones((2, 8), np.float32)))
     x.asnumpy()
-    before = resident()
+    before = resident_bytes()
     seconds = []
     for _ in range(2):
         begin = time.perf_counter()
@@ -131,8 +125,7 @@ def peak_of(policy: str, style: str) -> dict[str, float]:
         loss = value[0] if isinstance(value, tuple) else value
         loss.asnumpy()
         seconds.append(time.perf_counter() - begin)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"mb": peak - before, "loss": float(loss.asnumpy()), "seconds": seconds[1]}
+    return {"mb": (peak_resident_bytes() - before) / 2**20, "loss": float(loss.asnumpy()), "seconds": seconds[1]}
 
 
 def cost_of(depth: int, what: str) -> dict[str, float]:

@@ -28,9 +28,10 @@ class Count:
     kept: int = 0
     """Whose values wait for backward."""
     kept_though: int = 0
-    """Whose values wait for backward, though the plan wants them computed again."""
+    """Whose values wait for backward, though the plan wants them computed again; views don't count, which have nothing
+    of their own to keep."""
     copied_though: int = 0
-    """That are computed again, though the plan wants them kept; views don't count, which have nothing to keep."""
+    """That are computed again, though the plan wants them kept; views don't count."""
 
 
 @dataclass
@@ -102,12 +103,12 @@ class _Analysis:
         count.copies += copies
         if copies:
             count.planned += again
-            count.copied_though += not again and not is_view(node.operator)
+            count.copied_though += not again and node.operator not in VIEWS
         elif node.name in self.late:
             count.kept += 1
             if again and not self._is_output(node):
                 count.planned += 1
-                count.kept_though += 1
+                count.kept_though += node.operator not in VIEWS
 
     def _is_output(self, node: Node) -> bool:
         """Whether a node gives what its region hands on, which is kept: the next region begins with it."""
@@ -146,8 +147,3 @@ class _Analysis:
 
     def _is_gated(self, node: Node) -> bool:
         return any(source.is_gate for name in node.inputs if (source := self.by_name.get(name)) is not None)
-
-
-def is_view(operator: str) -> bool:
-    """Whether an operator has nothing of its own to keep."""
-    return operator in VIEWS

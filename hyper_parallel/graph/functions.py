@@ -33,7 +33,7 @@ class Settings:
         """Set flags whenever one of some cells may be compiled.
 
         Args:
-            cells: The recomputed cells of a net.
+            cells: The cells of a net.
             functions: Recompute or keep, by dispatch name.
 
         Returns:
@@ -64,7 +64,7 @@ class Settings:
         reached = [functions for cells, functions in self._wanted.values() if any(id(cell) in inside for cell in cells)]
         if not reached and not isinstance(compiled, nn.Cell):  # it may reach the net in a way that isn't known
             reached = [functions for _, functions in self._wanted.values()]
-        names = self._now = dict.fromkeys(_kept(), False)
+        names = self._now = dict.fromkeys(_kept() if reached else (), False)
         for functions in reached:
             for name, again in functions.items():
                 names[name] = names.get(name, True) and again

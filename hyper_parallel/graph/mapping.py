@@ -27,8 +27,8 @@ from ms_ops.dispatch import why_not_repeated
 from ms_ops.graph_compile import is_inlined_late
 from ms_ops.graph_flags import COMMUNICATION, SLICED, is_flagged_natively, own_primitives
 
-NET = "net"
-"""The scope of what the net itself runs."""
+NET = "(net)"
+"""The scope of what the net itself runs: no path, which a cell might have."""
 
 
 class Attribute(NamedTuple):
@@ -125,8 +125,12 @@ class _Mapping:
         self.regions = regions
         self.ladder = ladder
         self.flags = Flags()
-        self.wanted: dict[int, dict[bool | None, tuple[Primitive, str]]] = {}
-        """By the id of a Primitive: the values of `recompute` that are wanted, and where the Primitive is."""
+        self.primitives: dict[int, Primitive] = {}
+        self.wanted: dict[int, dict[tuple[bool, bool], str]] = {}
+        """By the id of a Primitive: whether it is to be computed again, and whether it is in a region; the first cell
+        where that is so."""
+        self.by_function: dict[str, dict[bool, str]] = {}
+        """By dispatch name: whether functions are to compute it again; the first cell that wants it."""
         self.refused: dict[str, list[str]] = {}
         """By what is wrong: the paths of the cells."""
         self.noted: dict[str, list[str]] = {}
@@ -154,9 +158,9 @@ class _Mapping:
         if wish.in_region and not wish.recomputes and node.runs:
             self.flags.outputs[id(cell)] = cell
         for primitive in own_primitives(cell):
-            again = wish_for(primitive.name, wish)
-            value = None if again == wish.in_region else again
-            self.wanted.setdefault(id(primitive), {}).setdefault(value, (primitive, f"{place(node)}"))
+            self.primitives[id(primitive)] = primitive
+            how = wish_for(primitive.name, wish), wish.in_region
+            self.wanted.setdefault(id(primitive), {}).setdefault(how, place(node))
         for child in node.children:
             self.walk(child, wish)
 
@@ -195,12 +199,7 @@ class _Mapping:
         if spec.keep_collectives and wish.in_region:
             names.update(dict.fromkeys(COLLECTIVES, False))
         for name, again in names.items():
-            if self.flags.functions.setdefault(name, again) != again:
-                self.flags.functions[name] = False
-                self.flags.notes.append(
-                    f"functions that run {name} keep their results everywhere: one cell keeps them, {where} recomputes "
-                    f"them, and MindSpore has one Primitive for both"
-                )
+            self.by_function.setdefault(name, {}).setdefault(again, where)
 
     def options(self, node: Node, spec: RegionSpec) -> None:
         given = spec.graph
@@ -218,42 +217,49 @@ class _Mapping:
 
     def offload(self, node: Node, spec: RegionSpec) -> None:
         given = spec.graph.backward_prefetch if spec.graph is not None else None
-        for each in (node, *node.below()):
-            if each is node or self.regions.of(each) is None:
-                for primitive in own_primitives(each.cell):
-                    self.flags.attributes.append(Attribute(primitive, "offload", True))
-                    self.flags.attributes.append(
-                        Attribute(primitive, "backward_prefetch", "Auto" if given is None else given)
-                    )
+        for cell in self.under_decision_of(node):
+            for primitive in own_primitives(cell):
+                self.flags.attributes.append(Attribute(primitive, "offload", True))
+                self.flags.attributes.append(
+                    Attribute(primitive, "backward_prefetch", "Auto" if given is None else given)
+                )
+
+    def under_decision_of(self, node: Node) -> Iterator[nn.Cell]:
+        """Walk a decided cell and those inside about which nothing else was decided."""
+        yield node.cell
+        for child in node.children:
+            if self.regions.of(child) is None:
+                yield from self.under_decision_of(child)
 
     def finish(self) -> None:
         self.flags.problems += [Problem(f"{shown(paths)} {what}") for what, paths in self.refused.items()]
         self.flags.notes += [f"{shown(paths)}: {what}" for what, paths in self.noted.items()]
-        for wanted in self.wanted.values():
-            # an exclusion from recomputation means nothing in a cell that isn't recomputed
-            values = [value for value in wanted if value is not None]
-            primitive = next(iter(wanted.values()))[0]
-            if len(wanted) > 1 and not self.agrees(wanted):
-                places = " and ".join(place for _, place in wanted.values())
-                self.flags.problems.append(
-                    Problem(
-                        f"{places} share one {primitive.name} Primitive, but it is recomputed in one and kept in the "
-                        f"other, and MindSpore has one flag for it; give each cell a Primitive of its own"
-                    )
+        for name, wanting in self.by_function.items():
+            self.flags.functions[name] = False not in wanting
+            if len(wanting) > 1:
+                self.flags.notes.append(
+                    f"functions that run {name} keep their results everywhere: {wanting[False]} keeps them, "
+                    f"{wanting[True]} recomputes them, and MindSpore has one Primitive for both"
                 )
-            elif values:
-                self.flags.attributes.append(Attribute(primitive, "recompute", values[0]))
+        for key, wanted in self.wanted.items():
+            self.flag(self.primitives[key], wanted)
 
-    def agrees(self, wanted: dict[bool | None, tuple[Primitive, str]]) -> bool:
-        return True not in wanted and not self.is_recomputed_at(wanted[None][1])
-
-    def is_recomputed_at(self, path: str) -> bool:
-        """Whether the cell at a path is in a region that recomputes."""
-        for nodes in self.regions.nodes_of.values():
-            for node in nodes:
-                if place(node) == path:
-                    return any(id(above.cell) in self.flags.regions for above in (node, *node.above()))
-        return False
+    def flag(self, primitive: Primitive, wanted: dict[tuple[bool, bool], str]) -> None:
+        if all(again == in_region for again, in_region in wanted):
+            return  # the scopes of its cells say it
+        values = {again for again, _ in wanted}
+        if len(values) == 1:
+            self.flags.attributes.append(Attribute(primitive, "recompute", values.pop()))
+            return
+        # the cells that want what their scopes don't say come first
+        recomputing = wanted.get((True, False)) or wanted[True, True]
+        keeping = wanted.get((False, True)) or wanted[False, False]
+        self.flags.problems.append(
+            Problem(
+                f"{recomputing} and {keeping} share one {primitive.name} Primitive, but it is recomputed in the one "
+                f"and kept in the other, and MindSpore has one flag for it; give each cell a Primitive of its own"
+            )
+        )
 
 
 def _refusals(spec: RegionSpec, preset: tuple[str, ...]) -> Iterator[str]:

@@ -23,13 +23,13 @@ class Places:
         self.class_of: dict[str, str] = {}
         self._alike: dict[tuple[str, bool], list[str]] = {}
         self._regions = regions
-        self._ladder = ladder
+        self.ladder = ladder
         top = next(node for nodes in regions.nodes_of.values() for node in nodes if node.parent is None)
         self._walk(top, Wish(False, False, None), None)
 
     def _walk(self, node: Node, around: Wish, root: str | None) -> None:
         decision = self._regions.of(node)
-        wish = around if decision is None else wish_at(decision, around, self._ladder)
+        wish = around if decision is None else wish_at(decision, around, self.ladder)
         if wish.in_region and root is None:
             root = node.path
         self.wish[node.path] = wish

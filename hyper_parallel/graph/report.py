@@ -1,5 +1,6 @@
 """`GraphReport`: a plan beside what the compiler made of it."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -161,8 +162,7 @@ def in_words(counts: dict[str, int]) -> str:
 
 
 def _summed(many: list[dict[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for each in many:
-        for name, count in each.items():
-            found[name] = found.get(name, 0) + count
-    return found
+        found.update(each)
+    return dict(found)

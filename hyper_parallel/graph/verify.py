@@ -7,7 +7,8 @@ import mindspore as ms
 from mindspore import nn
 
 from hyper_parallel.core.errors import PolicyError
-from hyper_parallel.graph.analysis import Count, Found, Places, analyse, is_view
+from hyper_parallel.graph.analysis import Count, Found, analyse
+from hyper_parallel.graph.places import Places
 from hyper_parallel.graph.reach import cells_reached
 from hyper_parallel.graph.report import HONOURED, NOT_HONOURED, NOT_NEEDED, GraphReport, OperatorRow, VerifiedRow
 from hyper_parallel.graph.swap import ladder_of
@@ -30,7 +31,8 @@ def verify_policy(net: Any, *inputs: Any, plan: PolicyPlan | None = None, jit_le
             trains one.
         *inputs: What it is called with.
         plan: Which plan, where that isn't clear from `net`: for a function, if several are applied.
-        jit_level: ``"O0"`` or ``"O1"``; by default what the net or MindSpore has.
+        jit_level: ``"O0"`` or ``"O1"``; by default what the Cell has, else MindSpore's own: the one that a function
+            has from `ms.jit` isn't looked up.
 
     Returns:
         The plan's rows, each with a verdict and the numbers of recomputed operators.
@@ -149,7 +151,7 @@ def _verified(row: PlanRow, places: Places, found: Found) -> VerifiedRow:
 
 
 def _verdict(row: PlanRow, counts: dict[str, Count], places: Places, found: Found) -> tuple[str, str]:
-    kept = {name: count.kept_though for name, count in counts.items() if count.kept_though and not is_view(name)}
+    kept = {name: count.kept_though for name, count in counts.items() if count.kept_though}
     if kept:
         return NOT_HONOURED, (
             f"kept though: {_named(kept)}; a function or a tensor's method runs it, whose Primitive is shared with "
@@ -161,7 +163,7 @@ def _verdict(row: PlanRow, counts: dict[str, Count], places: Places, found: Foun
             f"recomputed though: {_named(copied)}; no Primitive of the cell's own runs it, and its result isn't the "
             f"output of a cell: put it into a cell of its own, or use the operator's Primitive"
         )
-    if row.policy.swaps:
+    if row.policy.swaps and not places.ladder.rung:
         moved = sum(found.moves.values())
         return (HONOURED, "") if moved else (NOT_HONOURED, "MindSpore moves nothing: the cell isn't under lazy_inline")
     if not counts:

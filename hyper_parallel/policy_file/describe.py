@@ -28,7 +28,7 @@ def rules_as_text(source: Source) -> list[str]:
     lines.append(("default", "any other cell", source.file.default.name.lower()))
     lines += [(pair.label, pair.load, f"loaded when backward reaches {pair.at}") for pair in source.pairs]
     text = aligned(lines)
-    given = source.file.swap.model_dump(include=source.file.swap.model_fields_set)
+    given = source.file.swap.model_dump(exclude_unset=True)
     if given:
         text.append("swap: " + ", ".join(f"{key} {_setting(value)}" for key, value in given.items()))
     return text

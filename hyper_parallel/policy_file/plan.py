@@ -2,38 +2,22 @@
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import yaml
 from mindspore import nn
 
-from hyper_parallel.core.activation_memory import prefetch_layers
-from hyper_parallel.core.activation_memory.attach import attach, restore
-from hyper_parallel.core.activation_memory.spec import RegionSpec
 from hyper_parallel.core.activation_memory.swap_manager import SwapManager
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.errors import PolicyError
-from hyper_parallel.graph.applied import require_uncompiled, set_flags
-from hyper_parallel.graph.mapping import flags_of
-from hyper_parallel.graph.swap import ladder_of
-from hyper_parallel.policy_file.applied import name_of, recorded, require_free
+from hyper_parallel.policy_file.applied import name_of, require_free
+from hyper_parallel.policy_file.applying import Done, attach_policies, flag_net
 from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_text
-from hyper_parallel.policy_file.graph_notes import graph_notes, pynative_notes
 from hyper_parallel.policy_file.loading import Source, read_policy_file
 from hyper_parallel.policy_file.mindformers.conversion import convert_mindformers
 from hyper_parallel.policy_file.mode import GRAPH, decided
-from hyper_parallel.policy_file.problems import policy_error
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
-
-
-class _Undo(NamedTuple):
-    """How an applied plan is taken back."""
-
-    first: Callable[[], None]
-    """May refuse, and then nothing is taken back."""
-    cells: ExitStack
 
 
 class PolicyPlan:
@@ -63,7 +47,7 @@ class PolicyPlan:
         self._stage = stage
         self._net_name = ""
         self._resolution: Resolution | None = None
-        self._undo: _Undo | None = None
+        self._done: Done | None = None
         self._mode = ""
         self._net: Callable[[], nn.Cell | None] = lambda: None
 
@@ -75,7 +59,7 @@ class PolicyPlan:
     @property
     def applied(self) -> bool:
         """Whether a net is under this plan now."""
-        return self._undo is not None
+        return self._done is not None
 
     @property
     def mode(self) -> str:
@@ -215,11 +199,10 @@ class PolicyPlan:
             ...
             hyper_parallel.core.errors.PolicyError: the plan from dict isn't applied, so there is nothing to remove
         """
-        if self._undo is None:
+        if self._done is None:
             raise PolicyError(f"the plan from {self.source} isn't applied, so there is nothing to remove")
-        self._undo.first()
-        self._undo.cells.close()
-        self._undo = None
+        self._done.take_back()
+        self._done = None
 
     def __repr__(self) -> str:
         return f"<PolicyPlan from {self.source}, {f'applied to {self._net_name}' if self.applied else 'not applied'}>"
@@ -239,58 +222,21 @@ class PolicyPlan:
 
     def swap_settings(self) -> SwapSettings:
         """The swap settings that are in force while the plan is applied."""
-        return SwapManager().settings.model_copy(update=self._given_swap())
-
-    def _given_swap(self) -> dict[str, Any]:
-        swap = self._source.file.swap
-        return swap.model_dump(include=swap.model_fields_set)
+        return SwapManager().settings.model_copy(update=self._source.file.swap.model_dump(exclude_unset=True))
 
     def _apply(self, net: nn.Cell, mode: str | None) -> None:
         require_free(net)
         decided_mode = decided(self._source, mode)
         resolution = self.resolution_for(net)
         if decided_mode == GRAPH:
-            resolution = self._compiled(net, resolution)
+            done = flag_net(self, self._source, net, resolution, self.swap_settings())
         else:
-            self._attached(net, resolution)
-            resolution = resolution._replace(notes=resolution.notes + pynative_notes(resolution))
+            done = attach_policies(self, self._source, net, resolution)
+        self._done = done
         self._mode = decided_mode
         self._net, self._net_name = ref(net), name_of(net)
-        self._resolution = resolution.without_cells()  # see [Which net is under which plan]
-
-    def _attached(self, net: nn.Cell, resolution: Resolution) -> None:
-        """Put the policies on cells that run in PyNative mode."""
-        given = self._given_swap()
-        undo_swap = SwapManager().adopt(given, self.source) if given else _nothing
-        with ExitStack() as undo:
-            undo.callback(undo_swap)
-            cells = undo.enter_context(ExitStack())
-            for cell, spec in resolution.attachments:
-                cells.callback(_attached(cell, spec))
-                cells.callback(recorded(cell, self))
-            for first, second in resolution.prefetch:
-                cells.callback(prefetch_layers.pair(first, second))
-            cells.callback(recorded(net, self))
-            self._undo = _Undo(undo_swap, cells.pop_all())
-            undo.pop_all()
-
-    def _compiled(self, net: nn.Cell, resolution: Resolution) -> Resolution:
-        """Set the flags of a net that is compiled; gives the resolution with what there is to say about that."""
-        require_uncompiled(net, f"for the plan from {self.source}")
-        flags = flags_of(resolution.regions, ladder_of(self.swap_settings()))
-        if flags.problems:
-            raise policy_error(f"{self._source.name} in graph mode", flags.problems)
-        cells, weak = set_flags(flags), ref(net)
-
-        def refuse_late() -> None:
-            if (alive := weak()) is not None:
-                require_uncompiled(alive, "to remove the plan")
-
-        for cell, _ in resolution.attachments:
-            cells.callback(recorded(cell, self))
-        cells.callback(recorded(net, self))
-        self._undo = _Undo(refuse_late, cells)
-        return resolution._replace(notes=resolution.notes + flags.notes + graph_notes(self._source, resolution))
+        # without cells: see [Which net is under which plan]
+        self._resolution = resolution._replace(notes=resolution.notes + done.notes).without_cells()
 
 
 def load_policy(
@@ -426,20 +372,6 @@ def _read_mindformers(source: Any, **options: Any) -> Source:
 
 _READERS: dict[str, Callable[..., Source]] = {"native": read_policy_file, "mindformers": _read_mindformers}
 """What reads a source, by the name of its format."""
-
-
-def _attached(cell: nn.Cell, spec: RegionSpec) -> Callable[[], None]:
-    previous, weak = attach(cell, spec, must_agree=True), ref(cell)
-
-    def undo() -> None:
-        if (alive := weak()) is not None:
-            restore(alive, previous)
-
-    return undo
-
-
-def _nothing() -> None:
-    """Undo nothing."""
 
 
 def _require_cell(net: object) -> None:

@@ -299,7 +299,7 @@ class Rule(Model):
         policy = info.data.get("policy")
         if value.model_fields_set - {"backward_prefetch"}:
             _needs_a_replay(info, "there is no communication to recompute")
-        elif policy is not None and not policy.swaps:
+        if "backward_prefetch" in value.model_fields_set and policy is not None and not policy.swaps:
             raise ValueError(f"backward_prefetch is for must_swap, but the policy is {policy.name.lower()}")
         return value
 

@@ -76,4 +76,5 @@ def spec_in_words(spec: RegionSpec) -> str:
     values = " and values compared" if spec.determinism_check == "values" else ""
     operators = f" and operators {spec.operators}" if spec.operators is not None else ""
     tensors = f" of tensors {spec.tensor_policy}" if isinstance(spec.tensor_policy, TensorSelection) else ""
-    return spec.policy.name.lower() + inputs + values + operators + tensors
+    graph = f" and graph: {spec.graph}" if spec.graph is not None else ""
+    return spec.policy.name.lower() + inputs + values + operators + tensors + graph

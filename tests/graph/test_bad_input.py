@@ -93,6 +93,8 @@ def test_swap_takes_the_rung_that_the_file_has() -> None:
     plan = apply_policy(net, of(rule, swap={"when_exhausted": ["recompute"]}), mode="graph")
     assert "layers.0, layers.1: must_swap can't be honoured in this graph, so they recompute" in plan.notes
     assert net.layers[0].get_scope() == "recompute_layers.0"
+    report = verify_policy(net, TOKENS)
+    assert report.honoured and report.recomputed["Softmax"] == 2
 
 
 def test_what_has_no_effect_is_told() -> None:
@@ -122,6 +124,7 @@ def test_flags_of_graphs_have_no_effect_in_pynative_mode() -> None:
         ({"mp_comm_recompute": "x"}, "rule 1, graph, mp_comm_recompute: got 'x', expected true or false"),
         ({"backward_prefetch": -1}, "rule 1, graph, backward_prefetch: got -1, expected a whole number of operators"),
         ({"backward_prefetch": 2}, "backward_prefetch is for must_swap, but the policy is must_recompute"),
+        ({"backward_prefetch": 2, "mp_comm_recompute": True}, "backward_prefetch is for must_swap, but the policy is"),
     ],
 )
 def test_flags_that_are_wrong(graph: Any, expected: str) -> None:
@@ -132,6 +135,14 @@ def test_flags_that_are_wrong(graph: Any, expected: str) -> None:
 def test_communication_flags_need_a_recomputed_cell() -> None:
     with pytest.raises(PolicyError, match="so there is no communication to recompute"):
         load_policy(of({"cells": "layers.*", "policy": "must_save", "graph": {"mp_comm_recompute": True}}))
+
+
+def test_a_contradiction_that_is_in_flags_alone_names_them() -> None:
+    net = transformer()
+    activation_policy(CheckpointPolicy.MUST_RECOMPUTE)(net.layers[0])
+    rule = {"cells": "layers.0", "policy": "must_recompute", "graph": {"mp_comm_recompute": False}}
+    with pytest.raises(PolicyError, match="must_recompute and graph: mp_comm_recompute false for layers"):
+        apply_policy(net, of(rule), mode="graph")
 
 
 def test_communication_flags_become_attributes() -> None:

@@ -9,7 +9,7 @@ from mindspore.ops import operations
 from hyper_parallel import PolicyError, apply_policy, verify_policy
 from hyper_parallel.graph import verify
 from hyper_parallel.graph.swap import Ladder
-from hyper_parallel.policy_file import plan as plan_module
+from hyper_parallel.policy_file import applying
 from ms_ops.graph_ir import Node, read_graph
 from tests.graph.nets import Net, of
 from tests.helpers import numbers, seeded
@@ -37,11 +37,23 @@ class Plain(Late):
         self.up, self.down, self.tanh = nn.Dense(4, 4), nn.Dense(4, 4), operations.Tanh()
 
 
+class Outer(nn.Cell):
+    """A block with a cell inside that has cells of its own."""
+
+    @lazy_inline
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.tanh = Plain(), operations.Tanh()
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.tanh(self.inner(x))
+
+
 @pytest.fixture
 def as_on_ascend(graph_mode: None, monkeypatch: pytest.MonkeyPatch) -> list[list[Node]]:
     """GRAPH_MODE, and swapping taken for possible; gives the graphs that are read."""
     seen: list[list[Node]] = []
-    for module in (plan_module, verify):
+    for module in (applying, verify):
         monkeypatch.setattr(module, "ladder_of", lambda settings: Ladder(can_swap=True))
     monkeypatch.setattr(verify, "read_graph", lambda text: seen.append(read_graph(text)) or seen[-1])
     return seen
@@ -67,6 +79,14 @@ def test_without_a_number_mindspore_chooses_when_to_load(as_on_ascend: list[list
     assert "backward_prefetch" not in net.blocks[0].tanh.attrs
     apply_policy(net, of(swaps()))
     assert net.blocks[0].tanh.attrs["backward_prefetch"] == "Auto"
+
+
+@pytest.mark.usefixtures("as_on_ascend")
+def test_what_is_inside_of_a_kept_cell_is_not_moved() -> None:
+    net = seeded(Net(Outer()))
+    apply_policy(net, of(swaps(), {"cells": "blocks.*.inner", "policy": "must_save"}))
+    assert net.blocks[0].tanh.attrs["offload"] is True
+    assert "offload" not in net.blocks[0].inner.up.matmul.attrs
 
 
 @pytest.mark.usefixtures("as_on_ascend")

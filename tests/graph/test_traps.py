@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import operations
 
 from hyper_parallel import CheckpointPolicy, PolicyError, activation_policy, apply_policy, verify_policy
-from ms_ops.graph_flags import own_primitives
+from ms_ops.graph_flags import function_primitives, own_primitives
 from tests.graph.nets import GradientStep, Net, jit_step, of
 from tests.helpers import numbers, seeded
 
@@ -242,6 +242,20 @@ class TestOnePrimitive:
         apply_policy(net, of({"cells": "blocks.1", "ops": {"Tanh": "must_save"}}), mode="graph")
         assert tanh.attrs["recompute"] is False
 
+    def test_a_plain_cell_that_has_it_too_hides_no_contradiction(self) -> None:
+        tanh = operations.Tanh()
+        net = Net(Shares(tanh), Shares(tanh), Shares(tanh))
+        rules = {"cells": "blocks.1", "policy": "must_recompute"}, {"cells": "blocks.2", "ops": {"Tanh": "must_save"}}
+        with pytest.raises(PolicyError, match=r"blocks\.1 and blocks\.2 share one Tanh Primitive"):
+            apply_policy(net, of(*rules), mode="graph")
+
+    def test_of_two_cells_that_recompute_it_in_two_ways_is_fine(self) -> None:
+        tanh = operations.Tanh()
+        rest = {"Tanh": "must_recompute", "*": "must_save"}
+        rules = {"cells": "blocks.0", "policy": "must_recompute"}, {"cells": "blocks.1", "ops": rest}
+        apply_policy(Net(Shares(tanh), Shares(tanh)), of(*rules), mode="graph")
+        assert tanh.attrs["recompute"] is True
+
 
 class Dropping(nn.Cell):
     """Dropout by a cell and by a function, and a counter."""
@@ -282,6 +296,24 @@ class TestCopies:
 
 
 class TestFunctions:
+    def test_a_net_that_is_under_no_plan_is_compiled_without_flags_on_them(self, graph_mode: None) -> None:
+        net, other = mlp(1), mlp(1)
+        apply_policy(net, RECOMPUTE)
+        dropout = function_primitives()["DropoutExt"][0]
+        verify_policy(net, X)
+        assert dropout.attrs["recompute"] is False
+        GradientStep(other).compile(X)
+        assert "recompute" not in dropout.attrs
+
+    def test_one_that_a_cell_keeps_and_another_names_as_recomputed_is_told_once(self) -> None:
+        keeps, names = {"Sigmoid": "must_save"}, {"Sigmoid": "must_recompute", "*": "must_save"}
+        rules = {"cells": "blocks.{0,2}", "ops": names}, {"cells": "blocks.{1,3}", "ops": keeps}
+        notes = apply_policy(mlp(4), of(*rules), mode="graph").notes
+        assert [note for note in notes if "Sigmoid" in note] == [
+            "functions that run Sigmoid keep their results everywhere: blocks.1 keeps them, blocks.0 recomputes them, "
+            "and MindSpore has one Primitive for both"
+        ]
+
     def test_two_nets_under_different_plans_keep_their_own(self) -> None:
         class Functions(nn.Cell):
             """Operators by functions."""
@@ -354,6 +386,25 @@ def python_calls(run: Callable[[], Any]) -> list[str]:
     finally:
         sys.setprofile(None)
     return found
+
+
+class TestNames:
+    def test_a_cell_that_is_named_net_is_not_taken_for_the_net(self) -> None:
+        class Outer(nn.Cell):
+            """A cell named net, and an operator of its own."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.net, self.tanh = Shares(operations.Tanh()), operations.Tanh()
+
+            def construct(self, x: Tensor) -> Tensor:
+                return self.tanh(self.net(x))
+
+        net = seeded(Outer())
+        apply_policy(net, of({"cells": "net", "policy": "must_recompute"}), mode="graph")
+        report = verify_policy(net, X)
+        assert report.honoured
+        assert report.rows[0].recomputed["Tanh"] == 1
 
 
 class TestContainers:

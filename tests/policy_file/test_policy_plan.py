@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-import hyper_parallel.policy_file.plan as plan_module
 from hyper_parallel import (
     CheckpointPolicy,
     HostMemoryError,
@@ -26,6 +25,7 @@ from hyper_parallel import (
     load_policy,
 )
 from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
+from hyper_parallel.policy_file import applying
 
 MUST_RECOMPUTE, MUST_SWAP = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SWAP
 
@@ -128,14 +128,14 @@ class TestNothingIsHalfApplied:
     def test_a_failure_while_attaching_restores_what_was_attached(
         self, gpt: nn.Cell, swap_manager: SwapManager, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        attach = plan_module.attach
+        attach = applying.attach
 
         def failing(cell: nn.Cell, spec: RegionSpec, must_agree: bool = False) -> RegionSpec | None:
             if spec.path == "layers.2":
                 raise PolicyError("refused")
             return attach(cell, spec, must_agree=must_agree)
 
-        monkeypatch.setattr(plan_module, "attach", failing)
+        monkeypatch.setattr(applying, "attach", failing)
         with pytest.raises(PolicyError, match="refused"):
             apply_policy(gpt, BLOCKS | {"swap": {"window": "48MiB"}})
         assert carried(gpt) == {}

@@ -91,6 +91,7 @@ class RegionSpec:
         values = " + values compared" if self.determinism_check == "values" else ""
         operators = f" + operators: {self.operators}" if self.operators is not None else ""
         operators += " + collectives kept" if self.keep_collectives else ""
+        operators += f" + graph: {self.graph}" if self.graph is not None else ""
         return self.policy.name + (" + swapped inputs" if self.swap_inputs else "") + values + operators
 
 

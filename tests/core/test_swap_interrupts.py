@@ -3,7 +3,9 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -168,10 +170,20 @@ def test_an_interrupt_while_backward_waits_loses_nothing_of_the_engine(
 
 
 def press_when_waiting(engine: SwapEngine, go_on: threading.Event) -> None:
-    wait_for(lambda: engine.back_end._changed._waiters)  # type: ignore[attr-defined]
-    os.kill(os.getpid(), signal.SIGUSR1)
-    wait_for(lambda: not engine.back_end._changed._waiters)  # type: ignore[attr-defined]
+    wait_for(lambda: main_thread_waits(engine))
+    while main_thread_waits(engine):  # a signal that comes just before a lock is waited for doesn't end the wait
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.2)
     go_on.set()
+
+
+def main_thread_waits(engine: SwapEngine) -> bool:
+    """Whether it is where `Condition.wait` tidies up if it is interrupted; a few instructions before, it doesn't."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    if frame.f_code is not threading.Condition.wait.__code__:
+        return False
+    here = frame.f_locals
+    return here.get("self") is engine.back_end._changed and "gotit" in here  # type: ignore[attr-defined]
 
 
 def test_statistics_go_on_when_an_engine_is_replaced(manager: SwapManager) -> None:

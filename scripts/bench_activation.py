@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, is_recomputing, presets
+from hyper_parallel.report.resident import peak_resident_bytes
 from ms_ops.autograd import wait_for_operators
 from ms_ops.dispatch import Interception
 
@@ -140,11 +140,11 @@ def peak_of(mode: str, depth: int, frozen: bool) -> tuple[float, float]:
     for p in net.get_parameters():
         p.asnumpy().sum()
     step(build(1, mode), batch(1, 8))
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    base = peak_resident_bytes()
     for _ in range(5):
         step(net, x, frozen)
     grads = 0 if frozen else sum(p.nbytes for p in net.trainable_params()) / 2**20
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024
+    peak = (peak_resident_bytes() - base) / 2**20
     if live := SwapManager().stats().live_bytes:
         raise RuntimeError(f"{mode}: {live} bytes are still swapped after the last step")
     return peak, grads

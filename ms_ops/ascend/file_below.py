@@ -20,7 +20,7 @@ from typing import Any
 
 from ms_ops.ascend import order
 from ms_ops.ascend.backend import AscendBackEnd, Batch
-from ms_ops.ascend.pinned import PinnedSlot, PinnedTier
+from ms_ops.ascend.pinned import PinnedSlot
 from ms_ops.copy_thread import CopyThread
 from ms_ops.host import Slot, TierFull, WrittenTier
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -405,6 +406,15 @@ class TestNames:
         report = verify_policy(net, X)
         assert report.honoured
         assert report.rows[0].recomputed["Tanh"] == 1
+
+    @pytest.mark.parametrize("name", ["recompute_part", "recomputed", "Gradients"])
+    def test_a_cell_whose_name_means_something_to_the_compiler_is_as_planned(self, name: str) -> None:
+        part = Shares(operations.Tanh())
+        net = seeded(nn.SequentialCell(OrderedDict([(name, part), ("other", Shares(operations.Tanh()))])))
+        apply_policy(net, of({"cells": "other", "policy": "must_recompute"}), mode="graph")
+        report = verify_policy(net, X)
+        assert report.honoured
+        assert report.recomputed["Tanh"] == 1
 
 
 class TestContainers:

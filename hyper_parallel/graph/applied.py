@@ -7,7 +7,7 @@ from mindspore import nn
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.graph.functions import SETTINGS
 from hyper_parallel.graph.guard import watch
-from hyper_parallel.graph.mapping import NET, Flags
+from hyper_parallel.graph.mapping import Flags, label_of
 from ms_ops.graph_compile import compiled_parameter, is_inlined_late, set_apart
 from ms_ops.graph_flags import RECOMPUTED, set_attribute, set_flag, set_scope
 
@@ -45,7 +45,7 @@ def set_flags(flags: Flags) -> ExitStack:
     with ExitStack() as undo:
         for cell, path in flags.labels.values():
             prefix = RECOMPUTED if id(cell) in flags.recomputed else ""
-            undo.callback(set_scope(cell, prefix + (path or NET)))
+            undo.callback(set_scope(cell, prefix + label_of(path)))
             if is_inlined_late(cell) and flags.regions:
                 undo.callback(set_apart(cell, f" {path} under a policy"))
         for cell in flags.outputs.values():

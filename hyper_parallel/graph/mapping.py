@@ -27,8 +27,15 @@ from ms_ops.dispatch import why_not_repeated
 from ms_ops.graph_compile import is_inlined_late
 from ms_ops.graph_flags import COMMUNICATION, SLICED, is_flagged_natively, own_primitives
 
-NET = "(net)"
-"""The scope of what the net itself runs: no path, which a cell might have."""
+
+def label_of(path: str) -> str:
+    """The scope of what the cell at a path runs: in brackets, since a cell's name may be a word of MindSpore's."""
+    return f"({path})"
+
+
+def labelled(label: str) -> str | None:
+    """The path that a scope names; None if it is none of ours."""
+    return label[1:-1] if label.startswith("(") and label.endswith(")") else None
 
 
 class Attribute(NamedTuple):

@@ -9,7 +9,7 @@ cell in which the nearest certain node is, along what they compute for or from.
 
 from collections.abc import Callable, Iterable
 
-from hyper_parallel.graph.mapping import NET
+from hyper_parallel.graph.mapping import labelled
 from hyper_parallel.graph.places import Places
 from ms_ops.graph_flags import RECOMPUTED
 from ms_ops.graph_ir import Node
@@ -70,8 +70,7 @@ class Owners:
     def _label(self, node: Node) -> tuple[str | None, bool]:
         """The path that a scope names, if the net has it, and whether it is a recomputed one."""
         scope = node.scope.partition("/")[0]
-        path = scope.removeprefix(RECOMPUTED)
-        path = "" if path == NET else path
+        path = labelled(scope.removeprefix(RECOMPUTED))
         return (path if path in self._places.wish else None), scope.startswith(RECOMPUTED)
 
     def _certain(self, node: Node, near: Iterable[str | None]) -> str | None:

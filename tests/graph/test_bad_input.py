@@ -92,7 +92,7 @@ def test_swap_takes_the_rung_that_the_file_has() -> None:
     net = transformer()
     plan = apply_policy(net, of(rule, swap={"when_exhausted": ["recompute"]}), mode="graph")
     assert "layers.0, layers.1: must_swap can't be honoured in this graph, so they recompute" in plan.notes
-    assert net.layers[0].get_scope() == "recompute_layers.0"
+    assert net.layers[0].get_scope() == "recompute_(layers.0)"
     report = verify_policy(net, TOKENS)
     assert report.honoured and report.recomputed["Softmax"] == 2
 

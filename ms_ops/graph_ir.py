@@ -17,7 +17,8 @@ _ARGUMENT = re.compile(r"%\w+")
 _ATTRIBUTE = re.compile(r"\b(recompute_sub_graph|recompute_id|recompute|duplicated|recompute_depend): \w+\((\d+)\)")
 _TARGET = re.compile(r'"(\w+)"')
 
-_BACKWARD = "Gradients"
+BACKWARD = "Gradients"
+"""What the scope of an operator of the backward begins with."""
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Node:
     @property
     def is_backward(self) -> bool:
         """Whether it is part of a gradient (a copy isn't)."""
-        return self.scope.startswith(_BACKWARD) and not self.is_copy
+        return self.scope.startswith(BACKWARD) and not self.is_copy
 
 
 def read_graph(text: str) -> list[Node]:

@@ -27,9 +27,6 @@ from ms_ops.dispatch import why_not_repeated
 from ms_ops.graph_compile import is_inlined_late
 from ms_ops.graph_flags import COMMUNICATION, SLICED, is_flagged_natively, own_primitives
 
-NET = "(net)"
-"""The scope of what the net itself runs: no path, which a cell might have."""
-
 
 class Attribute(NamedTuple):
     """An attribute for one Primitive."""

@@ -22,6 +22,9 @@ from mindspore.graph.jit_config import JitConfig
 JIT_LEVELS = ("O0", "O1")
 """What the CPU and Ascend back ends compile; O2 is for whole-graph sinking on Ascend, which reads other flags."""
 
+_CAPTURES = {"staging_specialize": "ast", "_fn": "bytecode", "jit_trace_wrap": "trace"}
+"""The capture modes of `ms.jit`, by the names of the functions in which it wraps another one."""
+
 _FRONTEND_ONLY = "MS_DEV_PRECOMPILE_ONLY"
 
 
@@ -49,6 +52,23 @@ def is_compiling() -> bool:
 def is_compiled_by_jit(function: Any) -> bool:
     """Whether a function is one that `ms.jit` gave."""
     return hasattr(function, "__wrapped_by_jit__") or getattr(function, "__name__", "") == "staging_specialize"
+
+
+def capture_mode(function: Any) -> str | None:
+    """How a function that `ms.jit` gave becomes a graph.
+
+    Args:
+        function: A function; what wraps it is looked through.
+
+    Returns:
+        ``"ast"``, ``"bytecode"`` or ``"trace"``; None if `ms.jit` didn't give it.
+    """
+    while function is not None:
+        mode = _CAPTURES.get(getattr(getattr(function, "__code__", None), "co_name", ""))
+        if mode is not None and is_compiled_by_jit(function):
+            return mode
+        function = getattr(function, "__wrapped__", None)
+    return None
 
 
 def is_inlined_late(cell: nn.Cell) -> bool:

@@ -180,6 +180,20 @@ class TestVerify:
         with pytest.raises(TypeError, match=r"verify_policy takes a Cell or a function under ms\.jit, but got"):
             verify_policy(target, TOKENS)
 
+    @pytest.mark.parametrize("mode", ["bytecode", "trace"])
+    def test_a_function_that_is_captured_in_another_way(self, mode: str) -> None:
+        net = transformer(1)
+        apply_policy(net, of({"cells": "layers.*", "policy": "must_recompute"}), mode="graph")
+        with pytest.raises(PolicyError, match=rf"step is under ms\.jit\(capture_mode='{mode}'\), whose"):
+            verify_policy(jit_step(net, capture_mode=mode), TOKENS)
+
+    def test_what_takes_no_gradient(self, either_mode: str) -> None:
+        net = transformer(1)
+        apply_policy(net, of({"cells": "layers.*", "policy": "must_recompute"}), mode="graph")
+        around = nn.SequentialCell(net)
+        with pytest.raises(PolicyError, match=r"takes no gradient, and without one nothing is computed again; give th"):
+            verify_policy(around if either_mode == "GRAPH_MODE" else ms.jit(around), TOKENS)
+
     def test_a_step_of_several_nets_needs_the_plan(self) -> None:
         one, other = transformer(1), transformer(1)
         other.update_parameters_name("other.")  # one graph takes each name once

@@ -15,7 +15,7 @@ from weakref import ref
 
 import mindspore as ms
 from mindspore import Parameter, nn
-from mindspore._c_expression import JitExecutor_, dump_func_graph
+from mindspore._c_expression import JitExecutor_, RuntimeConf, dump_func_graph
 from mindspore.graph import api
 from mindspore.graph.jit_config import JitConfig
 
@@ -36,6 +36,16 @@ def in_graph_mode() -> bool:
 def device_target() -> str:
     """What MindSpore compiles for: CPU, Ascend or GPU."""
     return str(ms.get_context("device_target"))
+
+
+def is_launch_blocking() -> bool:
+    """Whether every operator is waited for when it is launched (`mindspore.runtime.launch_blocking`)."""
+    return bool(RuntimeConf.get_instance().is_launch_blocking())
+
+
+def plans_memory_ahead() -> bool:
+    """Whether the memory of a graph is planned before it runs (`mindspore.runtime.set_memory`, optimize level O1)."""
+    return ms.get_context("memory_optimize_level") != 0
 
 
 def is_compiling() -> bool:

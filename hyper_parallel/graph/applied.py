@@ -46,7 +46,7 @@ def set_flags(flags: Flags) -> ExitStack:
     with ExitStack() as undo:
         for cell, path in flags.labels.values():
             undo.callback(set_scope(cell, label_of(path, id(cell) in flags.recomputed)))
-            if is_inlined_late(cell) and flags.regions:
+            if is_inlined_late(cell) and flags.recompute:
                 undo.callback(set_apart(cell, f" {path} under a policy"))
         for cell in flags.outputs.values():
             undo.callback(set_flag(cell, output_recompute=False))

@@ -182,7 +182,8 @@ def _verdict(row: PlanRow, counts: dict[str, Count], places: Places, found: Foun
             f"recomputed though: {_named(copied)}; no Primitive of the cell's own runs it, and its result isn't the "
             f"output of a cell: put it into a cell of its own, or use the operator's Primitive"
         )
-    if row.policy.swaps and not places.ladder.rung:
+    decision = places.wish[row.path].decision
+    if row.policy.swaps and decision is not None and places.ladder.swaps(decision.node):
         moved = sum(found.moves.values())
         return (HONOURED, "") if moved else (NOT_HONOURED, "MindSpore moves nothing: the cell isn't under lazy_inline")
     if not counts:

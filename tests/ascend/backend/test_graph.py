@@ -70,3 +70,7 @@ def test_a_cell_that_cannot_be_swapped_takes_the_rung_of_the_file(found: dict[st
     assert any(
         "must_swap can't be honoured in this graph, so they recompute" in note for note in found["instead"]["notes"]
     )
+
+
+def test_kernels_that_mindspore_makes_fail_by_name_on_the_emulator(found: dict[str, Any]) -> None:
+    assert "rtKernelLaunch is not emulated: it runs a kernel that MindSpore has made" in found["missing"]["O1"]

@@ -2,6 +2,8 @@
 
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 
+_MOST_FUSED_BYTES = 4 * 2**20
+
 
 class Limits:
     """What the settings say; where they say nothing and a device orders its copies by itself, what suits the regions.
@@ -11,6 +13,10 @@ class Limits:
     every region waits for its own copies. Regions on such devices differ in size by orders of magnitude. So a limit
     that nobody has set follows the largest region seen: all of it may be on its way to host while the next region
     computes, and half of it may be loaded ahead.
+
+    Note: [Small tensors come back together]
+    The tensors of a transfer leave and come back at once, and the last one that is read frees the memory of all. So two
+    of them fit into the window, and one into what may be on its way, however small these are.
 
     Args:
         settings: The user's.
@@ -28,3 +34,8 @@ class Limits:
             self.pending = nbytes
         if self._fit_window and nbytes > 2 * self.window:
             self.window = nbytes // 2
+
+    @property
+    def fused(self) -> int:
+        """Most bytes of small tensors that travel together: see Note: [Small tensors come back together]."""
+        return min(_MOST_FUSED_BYTES, self.pending, self.window // 2)

@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ def script(emulator_environment: dict[str, str], tmp_path_factory: pytest.TempPa
     return run
 
 
-def marked(lines: str, mark: str) -> Sequence[str]:
-    """What stands behind a mark, line by line."""
-    return [line.removeprefix(mark) for line in lines.splitlines() if line.startswith(mark)]
+@pytest.fixture(scope="session")
+def figures(emulated: Any) -> dict[str, Any]:
+    """What one process has found out about calls, peaks and limits of memory."""
+    return emulated(Path(__file__).with_name("figures_program.py"), timeout=280).json()

@@ -15,8 +15,8 @@ class Limits:
     computes, and half of it may be loaded ahead.
 
     Note: [Small tensors come back together]
-    The tensors of a transfer leave and come back at once, and the last one that is read frees the memory of all. So two
-    of them fit into the window, and one into what may be on its way, however small these are.
+    The tensors of a transfer leave and come back at once: backward waits for all of them, and the last one that is read
+    frees the memory of all. So eight of them fit into the window, and one into what may be on its way.
 
     Args:
         settings: The user's.
@@ -38,4 +38,4 @@ class Limits:
     @property
     def fused(self) -> int:
         """Most bytes of small tensors that travel together: see Note: [Small tensors come back together]."""
-        return min(_MOST_FUSED_BYTES, self.pending, self.window // 2)
+        return min(_MOST_FUSED_BYTES, self.pending, self.window // 8)

@@ -53,7 +53,7 @@ class SwapSettings(BaseModel):
     """Smaller tensors stay: they cost more time than they save memory."""
     fuse_below: Bytes = Field(default=ByteSize(2**20), ge=0)
     """Smaller tensors of one region travel together, as far as `min_bytes` lets them go at all: in transfers of at most
-    4 MiB, `pending`, and half of `window`. 0: each on its own."""
+    4 MiB, `pending`, and an eighth of `window`. 0: each on its own."""
     folder: Path | None = None
     """Where the `file` tier keeps its files. None: the system's temporary folder."""
     slab: Bytes = Field(default=ByteSize(64 * 2**20), gt=0)

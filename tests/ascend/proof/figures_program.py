@@ -11,7 +11,7 @@ import ascsim  # the emulator's own module
 import mindspore as ms
 from ascend_peaks import peaks
 from ascend_training import Size, Trainer, batch, build
-from bench_ascend import SIZES, host
+from bench_ascend import SIZES, hosts
 
 from hyper_parallel import SwapManager
 
@@ -41,7 +41,7 @@ def trained(mode: str, sequences: int = 4, **settings: Any) -> dict[str, Any]:
     }
 
 
-found: dict[str, Any] = {"host": host(SIZES["small"], 1), "peaks": peaks(("plain", "native_recompute", "swap"))}
+found: dict[str, Any] = {"host": hosts(SIZES["small"], 1), "peaks": peaks(("plain", "native_recompute", "swap"))}
 found["plain"] = trained("plain")
 found["ladder"] = trained("swap", host_budget="512KiB", when_exhausted=["recompute", "keep"])
 found["no ladder"] = trained("swap", host_budget="512KiB")

@@ -72,7 +72,8 @@ def _copied(trainer: Trainer, x: Any) -> tuple[int, int]:
     return counters["d2h_async_bytes"], counters["h2d_async_bytes"]
 
 
-def schedules(size: Size, rounds: int) -> dict[str, Any]:
+def schedules(size: Size, rounds: int, pending: float = 2, window: float = 2) -> dict[str, Any]:
+    """With room for so many regions' bytes on their way to host, and loaded ahead."""
     import ascsim
 
     ascsim.set_knob("ASCSIM_OP_DELAY_US", OPERATOR_US)
@@ -81,9 +82,8 @@ def schedules(size: Size, rounds: int) -> dict[str, Any]:
     SwapManager().configure(min_bytes=1024)
     swap.step(x)
     _finish()
-    # a region's bytes may be on their way, and may be loaded ahead
     saved = SwapManager().stats().resident_peak_bytes // size.blocks
-    SwapManager().configure(min_bytes=1024, pending=2 * saved, window=2 * saved)
+    SwapManager().configure(min_bytes=1024, pending=int(pending * saved), window=int(window * saved))
     for trainer in (plain, swap, plain, swap):
         trainer.step(x)
         _finish()
@@ -94,6 +94,8 @@ def schedules(size: Size, rounds: int) -> dict[str, Any]:
     fitting = {"to host": sent / (0.8 * forward), "to device": loaded / (0.8 * backward)}
     found: dict[str, Any] = {
         "size": asdict(size),
+        "regions_pending": pending,
+        "regions_window": window,
         "operator_us": OPERATOR_US,
         "forward_seconds": forward,
         "backward_seconds": backward,

@@ -56,6 +56,11 @@ def test_mindspore_does_what_copies_rely_on(found: dict[str, Any], fact: str) ->
     assert found[fact] is True
 
 
+def test_what_a_copy_reads_is_held_though_all_memory_is_asked_for(found: dict[str, Any]) -> None:
+    assert found["memory ran out"]
+    assert found["what was let go of"] == [True] * 8  # and the race checker saw nothing
+
+
 def test_only_a_wait_of_the_owner_gives_memory_back(found: dict[str, Any]) -> None:
     synchronized, waited = found["released by"]
     assert synchronized == 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+FIGURES = Path(__file__).with_name("figures_program.py")
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -35,4 +36,4 @@ def script(emulator_environment: dict[str, str], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="session")
 def figures(emulated: Any) -> dict[str, Any]:
     """What one process has found out about calls, peaks and limits of memory."""
-    return emulated(Path(__file__).with_name("figures_program.py"), timeout=280).json()
+    return emulated(FIGURES, timeout=280).json()

@@ -7,7 +7,7 @@ from ms_ops.host import WrittenTier
 from ms_ops.memory import container_bytes, ranks_on_this_host
 from ms_ops.tensors import device_target
 
-_STAGING = 8
+STAGING_SHARE = 8
 """Pinned memory may be one of so many parts of the machine's, if it is only the way to files."""
 
 
@@ -37,7 +37,7 @@ def back_end_for(limit: int, verify: bool, tier: Callable[[], WrittenTier], want
             return AscendBackEnd(limit, verify)
         from ms_ops.ascend.file_below import AscendFileBackEnd
 
-        return AscendFileBackEnd(tier(), container_bytes() // _STAGING // ranks_on_this_host(), verify)
+        return AscendFileBackEnd(tier(), container_bytes() // STAGING_SHARE // ranks_on_this_host(), verify)
     raise NotSupported(
         f"swapping to host needs streams, events and pinned memory, which MindSpore has for the device target 'Ascend' "
         f"(mindspore.runtime.Stream, Event, StreamCtx), or 'CPU'; the device target is {target!r}"

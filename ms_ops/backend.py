@@ -8,7 +8,7 @@ back end's. What one must promise, and why:
     these calls. On a CPU both mean that the bytes have been copied. On a device with streams they mean that whatever is
     queued from now on comes after the copy.
 2.  **A transfer is `busy` from its launch until it has ended**: its slot isn't given to another one meanwhile, although
-    nobody may need its bytes any more. What a copy reads or writes is held by the back end for so long.
+    nobody may need its bytes any more. What a copy reads or writes stays what it is for so long.
 3.  **A step costs no host synchronisation**, as far as the device can order by itself: only `wait` and
     `wait_for_readers` may block, and are asked when there is no other way.
 4.  **One call may launch many transfers**, and asks for one event, one wake-up or one wait for all of them.
@@ -180,9 +180,13 @@ class BackEnd(ABC):
         Never, where nothing may be launched but from the thread that trains.
         """
 
+    def may_launch(self) -> bool:
+        """Whether the calling thread may launch something and end it: on one that may not, nothing is tidied up."""
+        return True
+
     @abstractmethod
     def close(self) -> None:
-        """End all of it; called without the lock."""
+        """End all of it, on any thread; called without the lock."""
 
     @abstractmethod
     def leave_to_the_parent(self) -> None:

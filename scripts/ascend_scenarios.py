@@ -19,22 +19,29 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mindspore as ms
 from ascend_process import environment, need_emulator
 from ascend_training import NETS, SWAPPING, Outcome, Size, Trainer, batch, build, outcome, train
 
 from hyper_parallel import SwapManager
+from ms_ops import back_ends
 from ms_ops.ascend import order
+from ms_ops.memory import container_bytes, ranks_on_this_host
 
 SIZE = Size()
 TIGHT = {"min_bytes": 0, "fuse_below": 0, "pending": 1024, "window": 16384}
 """Limits that everything runs into: each region's tensors leave, and come back in several pieces."""
+IN_FLIGHT = TIGHT | {"pending": 2**20}
+"""No region has to wait for the copies of those before it, so that all are on their way at a time."""
 LOOSE = {"min_bytes": 0, "pending": 65536, "window": 65536}
+FEW = 32768
+"""Bytes of pinned memory for less than a region's tensors."""
 
 Reference = Callable[[str], Outcome]
 
@@ -56,7 +63,7 @@ def _difference(found: Outcome, plain: Outcome) -> str:
 
 def abandoned(plain: Reference) -> str:
     """Forwards without backward between steps: their copies are in flight when nobody needs the bytes any more."""
-    SwapManager().configure(**TIGHT)
+    SwapManager().configure(**IN_FLIGHT)
     trainer = Trainer(build("transformer", "swap", SIZE))
     done = []
     for step in range(3):
@@ -87,11 +94,55 @@ def settings_change(plain: Reference) -> str:
     trainer = Trainer(build("transformer", "swap", SIZE))
     done = []
     for step in range(3):
-        SwapManager().configure(**TIGHT | {"host_budget": 2**24 + 4096 * step})
+        SwapManager().configure(**IN_FLIGHT | {"host_budget": 2**24 + 4096 * step})
         _abandon(trainer, batch(SIZE, 50 + step))
-        SwapManager().configure(**TIGHT | {"host_budget": 2**25 + 4096 * step})
+        SwapManager().configure(**IN_FLIGHT | {"host_budget": 2**25 + 4096 * step})
         done.append(trainer.step(batch(SIZE, step)))
     return _difference(outcome(trainer, done), plain("transformer"))
+
+
+def engine_breaks(plain: Reference) -> str:
+    """An interrupt breaks the engine while its copies are in flight, and the next one pins the same memory."""
+    SwapManager().configure(**IN_FLIGHT)
+    trainer = Trainer(build("transformer", "swap", SIZE))
+    done = []
+    for step in range(3):
+        with slow_copies():
+            _abandon(trainer, batch(SIZE, 50 + step))
+            SwapManager().engine.breaks(KeyboardInterrupt())
+            assert SwapManager().engine.ledger.broken is None, "it has been replaced"
+        gc.collect()
+        done.append(trainer.step(batch(SIZE, step)))
+    return _difference(outcome(trainer, done), plain("transformer"))
+
+
+def little_pinned_memory(plain: Reference) -> str:
+    """Pinned memory in front of the file tier takes a few tensors: forward waits for files, backward for pinned blocks.
+
+    A forward without a backward leaves blocks that nobody needs while they are still written.
+    """
+    with patch.object(back_ends, "STAGING_SHARE", container_bytes() // ranks_on_this_host() // FEW), slow_copies():
+        SwapManager().configure()  # with the same settings as before the engine would stay
+        SwapManager().configure(**TIGHT, tier="file")
+        trainer = Trainer(build("mlp", "swap", SIZE))
+        done = []
+        for step in range(3):
+            _abandon(trainer, batch(SIZE, 50 + step))
+            done.append(trainer.step(batch(SIZE, step)))
+        SwapManager().configure()
+    return _difference(outcome(trainer, done), plain("mlp"))
+
+
+@contextlib.contextmanager
+def slow_copies() -> Iterator[None]:
+    """Each copy takes a millisecond more, so that what doesn't wait for it comes first."""
+    import ascsim
+
+    ascsim.set_knob("ASCSIM_COPY_DELAY_US", 1000)
+    try:
+        yield
+    finally:
+        ascsim.set_knob("ASCSIM_COPY_DELAY_US", float(os.environ.get("ASCSIM_COPY_DELAY_US", 0)))
 
 
 def two_owners(plain: Reference) -> str:
@@ -119,6 +170,8 @@ SCENARIOS: dict[str, Callable[[Reference], str]] = {
     "mlp, swap, file tier": lambda plain: same("mlp", "swap", plain, **TIGHT, tier="file"),
     "abandoned forwards": abandoned,
     "settings change": settings_change,
+    "an engine breaks": engine_breaks,
+    "file tier, little pinned memory": little_pinned_memory,
     "two owners": two_owners,
 }
 """By name: a function that says what is wrong, or nothing."""
@@ -151,7 +204,7 @@ def run_scenarios(seeds: Sequence[int], without: str, names: Sequence[str]) -> N
         for name in names:
             begin = time.perf_counter()
             try:
-                wrong = SCENARIOS[name](plain.__getitem__)
+                wrong = SCENARIOS[name](plain.__getitem__) or _taken()
             except Exception as error:
                 wrong = f"raised {type(error).__name__}: {str(error).splitlines()[0][:200]}"
                 if not without:
@@ -162,6 +215,13 @@ def run_scenarios(seeds: Sequence[int], without: str, names: Sequence[str]) -> N
             print(MARK + json.dumps(asdict(seen)), flush=True)
             if without and not seen.is_clean:
                 os._exit(0)  # what is broken may not end by itself
+
+
+def _taken() -> str:
+    """What is wrong if slots are still taken after a scenario."""
+    SwapManager().stats()  # lets go of what can be
+    taken = SwapManager().engine.tier.used
+    return f"{taken} bytes on host are still taken" if taken else ""
 
 
 def _since(begin: float) -> float:
@@ -200,6 +260,7 @@ def in_a_process(
     """
     with tempfile.TemporaryDirectory() as folder:
         variables = environment(ASCSIM_SEED=str(seeds[0]))
+        variables.setdefault("ASCSIM_STRICT_PINNED", "1")  # nobody else pins memory here
         variables.setdefault("ASCSIM_JITTER_US", "100")  # steps have many operators, and most of their time is this
         variables.pop("MS_SIMULATION_LEVEL", None)
         command = [sys.executable, os.path.abspath(__file__), "--child", ",".join(map(str, seeds))]

@@ -30,7 +30,8 @@ from ms_ops.ascend import order
 
 SHOWING = (
     "mlp, swap",
-    "mlp, swap, file tier",
+    "file tier, little pinned memory",
+    "an engine breaks",
     "abandoned forwards",
     "two owners",
     "settings change",

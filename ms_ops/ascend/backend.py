@@ -1,15 +1,9 @@
 """`AscendBackEnd`: transfers as copies on streams of their own, ordered by events; see `ms_ops.ascend.order`.
 
 Note: [Batches]
-What one call launches is a batch or several: one event each, and one wait when it ends. A batch to host is a quarter of
-what is launched at once, so that its memory can be given back piece by piece while the next region computes.
-
-Note: [Events rest]
-An event could be recorded anew as soon as every wait for it has been queued. On MindSpore 2.10.0 it can't: where two
-owners had the directions wait for each other, with one event for many waits in a row, numbers were wrong in every third
-training, with no access out of order that the race checker saw, and right with a fresh event each. The first record of
-an event waits for the queue, so that fresh ones are dear. So an event rests until two groups have closed. Each waits
-until what was queued has been launched, unless the first tensor that is asked for was in use already.
+What one call launches is a batch or several: one event each, and one wait when it ends. A batch is a quarter of what is
+launched at once: memory is given back piece by piece while the next region computes, and who reads the first of what is
+loaded doesn't wait for the last.
 
 Note: [Who ends a transfer]
 Nobody is told when a copy has run, and nobody needs to be: a transfer has ended when the owner's stream was told to
@@ -17,15 +11,18 @@ wait for it. The later that is, the longer the copy may overlap with computation
 The engine asks for it (`wait`, `let`) when a limit says so; a load ends when its tensor is read.
 """
 
+import itertools
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor
 
 from ms_ops.ascend import copies, order
+from ms_ops.ascend.events import Mark
 from ms_ops.ascend.pinned import PinnedSlot, PinnedTier
 from ms_ops.autograd import without_history, without_precision
 from ms_ops.backend import BackEnd, NotSupported
@@ -33,7 +30,7 @@ from ms_ops.storage import Layout
 
 _NEEDED = ("Stream", "Event", "StreamCtx", "current_stream", "synchronize")
 _BATCHES = 4
-_SMALLEST_BATCH = 2**20
+_SMALLEST_BATCH = 2**16
 
 
 def check_runtime() -> None:
@@ -47,32 +44,29 @@ def check_runtime() -> None:
         raise NotSupported(f"MindSpore {ms.__version__} lacks what swapping on Ascend needs: {', '.join(missing)}")
 
 
-class _Ready:
-    """An event on the owner's stream; it is used again when nothing refers to this any more."""
+class _Ready(Mark):
+    """A place in the owner's stream."""
 
-    __slots__ = ("_back", "event", "is_waited_for", "owner")
+    __slots__ = ("is_waited_for", "owner")
 
-    def __init__(self, event: Any, owner: Any, back: deque) -> None:
-        self.event, self.owner, self._back = event, owner, back
+    def __init__(self, owner: Any) -> None:
+        super().__init__()
+        self.owner = owner
         self.is_waited_for = False
         """By the stream that copies to host."""
-
-    def __del__(self) -> None:
-        self._back.append(self.event)  # on any thread: appending is all that is safe here
 
 
 class Batch:
     """Transfers that end together."""
 
-    __slots__ = ("begin", "event", "held", "loaded", "owner", "transfers")
+    __slots__ = ("begin", "end", "loaded", "owner", "transfers")
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.transfers: list[Any] = []
-        self.held: list[Any] = []
-        """Kept alive until it ends."""
-        self.loaded: list[Any] = []
-        self.event: Any = None
+        self.loaded: list[Tensor] = []
+        """What the copies write, as long as it hasn't been handed out."""
+        self.end = Mark()
         self.begin = time.perf_counter()
 
 
@@ -117,12 +111,8 @@ class AscendBackEnd(BackEnd):
         self.tier = self._pool
         self._verify = verify
         self._streams: tuple[Any, Any] | None = None
-        self.events_made = 0
-        self._events: deque[Any] = deque()
-        """To be used; see Note: [Events rest]."""
-        self._rested: deque[Any] = deque()
-        self._resting: deque[Any] = deque()
-        """Not in use any more; filled by finalizers, too."""
+        self._launcher: threading.Thread | None = None
+        """The thread whose group has closed last."""
         self._sends: deque[Batch] = deque()
         self._loads: deque[Batch] = deque()
         self._owners: set[int] = set()
@@ -135,33 +125,24 @@ class AscendBackEnd(BackEnd):
     def ready(self, before: Any = None) -> _Ready:
         owner = ms.runtime.current_stream() if before is None else before.owner
         self._owners.add(owner.id)
-        if before is None:  # a group closes
-            self._wake_events()
-        event = self._event()
-        order.record_ready(event, owner)
-        return _Ready(event, owner, self._resting)
+        self._launcher = threading.current_thread()
+        ready = _Ready(owner)
+        order.record_ready(ready.event, owner)
+        return ready
 
     def send(self, transfers: Sequence[Any]) -> None:
         to_host, _ = self._both()
         self._order_directions(*self._both())
-        largest = max(_SMALLEST_BATCH, sum(transfer.nbytes for transfer in transfers) // _BATCHES)
-        batch: Batch | None = None
-        nbytes = 0
         with ms.runtime.StreamCtx(to_host), without_precision():
-            for transfer in transfers:
-                ready = transfer.ready
-                if batch is not None and (nbytes >= largest or ready.owner is not batch.owner):
+            for owner, own in itertools.groupby(transfers, key=lambda transfer: transfer.ready.owner):
+                for part in _parts(list(own)):
+                    batch = Batch(owner)
+                    for transfer in part:
+                        if not transfer.ready.is_waited_for:
+                            order.wait_until_ready(to_host, transfer.ready.event)
+                            transfer.ready.is_waited_for = True
+                        self._send(batch, transfer)
                     self._is_sent_by(batch, to_host)
-                    batch, nbytes = None, 0
-                if batch is None:
-                    batch = Batch(ready.owner)
-                if not ready.is_waited_for:
-                    order.wait_until_ready(to_host, ready.event)
-                    ready.is_waited_for = True
-                self._send(batch, transfer)
-                nbytes += transfer.nbytes
-            if batch is not None:
-                self._is_sent_by(batch, to_host)
 
     def _send(self, batch: Batch, transfer: Any) -> None:
         order.begin_use_of_slot(transfer)
@@ -169,12 +150,10 @@ class AscendBackEnd(BackEnd):
         if self._verify:
             transfer.checksum = _checksum_of(transfer.pieces)
         for piece in transfer.pieces:
-            order.hold_source(batch, piece.storage)
             piece.storage.send(self._pinned(transfer), piece.offset)
 
     def _is_sent_by(self, batch: Batch, to_host: Any) -> None:
-        batch.event = self._event()
-        order.record_sent(batch.event, to_host)
+        order.record_sent(batch.end.event, to_host)
         self._sends.append(batch)
         self._recorded(batch, to_host)
 
@@ -186,25 +165,27 @@ class AscendBackEnd(BackEnd):
         owner = ms.runtime.current_stream()
         self._owners.add(owner.id)
         self._order_directions(to_device, to_host)
-        batch = Batch(owner)
         with without_history():
-            for transfer in transfers:
-                order.begin_use_of_slot(transfer)
-                tensor = self._allocate(transfer)
-                order.hold_destination(batch, tensor)
-                batch.loaded.append(tensor)
-            allocated = self._event()
-            order.record_allocated(allocated, owner)
-            order.wait_until_allocated(to_device, allocated)
-            self._resting.append(allocated)
-            with ms.runtime.StreamCtx(to_device):
-                for transfer, tensor in zip(transfers, batch.loaded, strict=True):
-                    batch.transfers.append(transfer)
-                    copies.load(tensor, self._pinned(transfer))
-        batch.event = self._event()
-        order.record_loaded(batch.event, to_device)
-        self._loads.append(batch)
-        self._load_recorded(batch, to_device)
+            batches = [self._destinations(owner, part) for part in _parts(transfers)]
+            allocated = Mark()
+            order.record_allocated(allocated.event, owner)
+            order.wait_until_allocated(to_device, allocated.event)
+            for batch in batches:
+                with ms.runtime.StreamCtx(to_device):
+                    for transfer, tensor in zip(batch.transfers, batch.loaded, strict=True):
+                        copies.load(tensor, self._pinned(transfer))
+                order.record_loaded(batch.end.event, to_device)
+                self._loads.append(batch)
+                self._load_recorded(batch, to_device)
+
+    def _destinations(self, owner: Any, transfers: Sequence[Any]) -> Batch:
+        """A batch of loads with the memory into which they copy."""
+        batch = Batch(owner)
+        for transfer in transfers:
+            order.begin_use_of_slot(transfer)
+            batch.transfers.append(transfer)
+            batch.loaded.append(self._allocate(transfer))
+        return batch
 
     def _load_recorded(self, batch: Batch, to_device: Any) -> None:
         """Its copies are queued."""
@@ -255,9 +236,7 @@ class AscendBackEnd(BackEnd):
         """Nothing: memory is freed in order."""
 
     def _end_send(self, batch: Batch) -> None:
-        order.wait_until_sent(batch.owner, batch.event)
-        self._resting.append(batch.event)
-        order.let_sources_go(batch)
+        order.wait_until_sent(batch.owner, batch.end.event)
         for transfer in batch.transfers:
             order.end_use_of_slot(transfer)
             self.sent(transfer, None, batch.begin)
@@ -272,14 +251,11 @@ class AscendBackEnd(BackEnd):
     def _end_loads(self, *batches: Batch) -> None:
         streams = {stream.id: stream for stream in (ms.runtime.current_stream(), *(batch.owner for batch in batches))}
         for stream in streams.values():
-            order.wait_until_loaded(stream, batches[-1].event)
+            order.wait_until_loaded(stream, batches[-1].end.event)
         for batch in batches:
-            self._resting.append(batch.event)
-            order.let_destinations_go(batch)
             for transfer, tensor in zip(batch.transfers, batch.loaded, strict=True):
                 order.end_use_of_slot(transfer)
                 self.arrived(transfer, _Loaded(tensor), self._compared(transfer, tensor), batch.begin)
-            batch.loaded.clear()
 
     def _compared(self, transfer: Any, tensor: Tensor) -> BaseException | None:
         if transfer.checksum is None or _checksum_in(tensor, transfer) == transfer.checksum:
@@ -293,10 +269,14 @@ class AscendBackEnd(BackEnd):
         wrong numbers that no order of streams explains, or "The pointer[task] is null" (2.10.0).
         """
 
+    def may_launch(self) -> bool:
+        thread = self._launcher
+        return thread is None or thread is threading.current_thread() or not thread.is_alive()
+
     def close(self) -> None:
         self._wait_on_host()
-        for queue in (self._sends, self._loads, self._events, self._rested, self._resting):
-            queue.clear()  # here, and not wherever the collector runs: an event's end is dispatched like an operator
+        self._sends.clear()
+        self._loads.clear()
         self.tier.close()
 
     def leave_to_the_parent(self) -> None:
@@ -309,28 +289,29 @@ class AscendBackEnd(BackEnd):
             self._streams = ms.runtime.Stream(), ms.runtime.Stream()
         return self._streams
 
-    def _event(self) -> Any:
-        try:
-            return self._events.popleft()
-        except IndexError:
-            self.events_made += 1
-            return ms.runtime.Event()
-
-    def _wake_events(self) -> None:
-        self._events.extend(self._rested)
-        self._rested.clear()
-        for _ in range(len(self._resting)):
-            self._rested.append(self._resting.popleft())
-
     def _order_directions(self, later: Any, earlier: Any) -> None:
         if len(self._owners) > 1:
-            event = self._event()
-            order.let_copies_wait(later, earlier, event)
-            self._resting.append(event)
+            done = Mark()
+            order.let_copies_wait(later, earlier, done.event)
 
     def _wait_on_host(self) -> None:
         if self._streams is not None:
             order.wait_on_host(*self._streams)
+
+
+def _parts(transfers: Sequence[Any]) -> Iterator[list[Any]]:
+    """What is launched at once, batch by batch; see Note: [Batches]."""
+    largest = max(_SMALLEST_BATCH, sum(transfer.nbytes for transfer in transfers) // _BATCHES)
+    part: list[Any] = []
+    nbytes = 0
+    for transfer in transfers:
+        if nbytes >= largest:
+            yield part
+            part, nbytes = [], 0
+        part.append(transfer)
+        nbytes += transfer.nbytes
+    if part:
+        yield part
 
 
 def _checksum_of(pieces: Sequence[Any]) -> int:

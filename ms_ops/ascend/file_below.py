@@ -5,6 +5,11 @@ Only the host can tell the file that a block has arrived in pinned memory: the c
 in between. The thread that trains does so never; it waits where the copy thread has not read yet what backward needs,
 or has not written yet what takes the room of the next region in pinned memory. Both count as `wait_seconds`.
 
+Note: [A block changes hands when the host knows]
+The next user of a block may be the copy thread, which no stream holds back. So, other than a slot of `AscendBackEnd`, a
+block isn't free when the owner's stream has been told to wait for its last copy, but when the copy thread has seen that
+copy's end; also when nobody needs its bytes any more.
+
 Note: [The copy thread dispatches nothing]
 MindSpore's queue takes operators of one thread at a time, see `AscendBackEnd.later`. So the copy thread reads and
 writes files, and asks events; what it has read is loaded by the training thread, which also pins memory for what is to
@@ -20,6 +25,7 @@ from typing import Any
 
 from ms_ops.ascend import order
 from ms_ops.ascend.backend import AscendBackEnd, Batch
+from ms_ops.ascend.events import Mark
 from ms_ops.ascend.pinned import PinnedSlot
 from ms_ops.copy_thread import CopyThread
 from ms_ops.host import Slot, TierFull, WrittenTier
@@ -31,12 +37,12 @@ _ASKS_AGAIN = 0.0003
 class _Staged:
     """A transfer's block of pinned memory, as long as its bytes are there."""
 
-    __slots__ = ("event", "forgotten", "is_loading", "is_written", "jobs", "slot")
+    __slots__ = ("forgotten", "is_loading", "is_written", "jobs", "moved", "slot")
 
     def __init__(self, slot: PinnedSlot, is_written: bool) -> None:
         self.slot = slot
-        self.event: Any = None
-        """When the bytes are there; None: they are."""
+        self.moved: Mark | None = None
+        """The end of the device's last copy from or to the block; None: the host knows that it has run."""
         self.is_written = is_written
         """The file has them, too."""
         self.is_loading = False
@@ -46,7 +52,7 @@ class _Staged:
 
     @property
     def may_go(self) -> bool:
-        return (self.is_written or self.forgotten) and not self.is_loading and not self.jobs
+        return (self.is_written or self.forgotten) and self.moved is None and not self.is_loading and not self.jobs
 
 
 class AscendFileBackEnd(AscendBackEnd):
@@ -117,22 +123,21 @@ class AscendFileBackEnd(AscendBackEnd):
         )
 
     def _recorded(self, batch: Batch, to_host: Any) -> None:
-        event = self._event()
-        order.record_sent(event, to_host)
+        moved = Mark()
+        order.record_sent(moved.event, to_host)
         for transfer in batch.transfers:
-            self._staged[id(transfer)].event = event
+            self._staged[id(transfer)].moved = moved
             self._writes += 1
             self._files.submit(transfer, self._write)
-        self._files.submit(event, self._resting.append)  # the last of its jobs is behind it
 
     def _write(self, transfer: Any) -> None:
         """On the copy thread, called with the lock held."""
         staged = self._staged[id(transfer)]
+        self._until(order.is_sent, staged)
         error = None
         if not staged.forgotten:
             slot, parts = transfer.slot, _parts(staged.slot, transfer.span)
             staged.jobs += 1
-            self._until(order.is_sent, staged.event)
             self.lock.release()
             try:
                 self._file.write(slot, [part.data for part in parts])
@@ -156,8 +161,6 @@ class AscendFileBackEnd(AscendBackEnd):
 
     def _let_go(self, transfer: Any, staged: _Staged) -> None:
         if staged.may_go and self._staged.get(id(transfer)) is staged:
-            if staged.forgotten and self._files.cancel(transfer):
-                self._writes -= 1
             del self._staged[id(transfer)]
             self._pool.give_back(staged.slot)
             while self._starved:
@@ -249,29 +252,33 @@ class AscendFileBackEnd(AscendBackEnd):
         return super().end_unneeded()
 
     def _load_recorded(self, batch: Batch, to_device: Any) -> None:
-        event = self._event()
-        order.record_loaded(event, to_device)
+        moved = Mark()
+        order.record_loaded(moved.event, to_device)
         for transfer in batch.transfers:
-            self._staged[id(transfer)].event = event
+            self._staged[id(transfer)].moved = moved
             self._files.submit((transfer, self._staged[id(transfer)]), self._has_been_read)
-        self._files.submit(event, self._resting.append)
 
     def _has_been_read(self, loaded: tuple[Any, _Staged]) -> None:
-        """On the copy thread: the next user of the block may be this thread, which no stream holds back."""
+        """On the copy thread: Note: [A block changes hands when the host knows]."""
         transfer, staged = loaded
-        self._until(order.is_loaded, staged.event)
+        self._until(order.is_loaded, staged)
         staged.is_loading = False
         self._let_go(transfer, staged)
         self._changed.notify_all()
 
-    def _until(self, has_run: Callable[[Any], bool], event: Any) -> None:
-        """On the copy thread, without the lock: ask until it is so."""
+    def _until(self, has_run: Callable[[Any], bool], staged: _Staged) -> None:
+        """On the copy thread, without the lock: ask until the device's last copy of a block has run."""
+        moved = staged.moved
+        if moved is None:
+            return
         self.lock.release()
         try:
-            while not has_run(event):
+            while not has_run(moved.event):
                 time.sleep(_ASKS_AGAIN)
         finally:
             self.lock.acquire()
+        if staged.moved is moved:
+            staged.moved = None
 
     def take_back(self, transfer: Any) -> bool:
         for queue in (self._queued, self._starved):

@@ -1,7 +1,8 @@
 """Every ordering action of the Ascend back end, each behind a name of its own.
 
-Nothing else in `ms_ops.ascend` records an event, lets a stream wait, holds memory for a copy in flight or lets it go:
-whoever wants to know whether one of these is needed takes it out here (callers go through the module, `order.x(...)`).
+Nothing else in `ms_ops.ascend` records an event, lets a stream wait, asks or waits for one on the host, or says that a
+slot is in use: whoever wants to know whether one of these is needed takes it out here (callers go through the module,
+`order.x(...)`).
 
 Note: [Happens-before]
 Three kinds of streams: the owner's (on which a region computes, and to whose pool its memory belongs), one for copies
@@ -20,13 +21,12 @@ A slot is free again when the owner has waited for the last copy that uses it. W
 `ready` or `allocated` on the owner's stream afterwards, so that its copy comes after that wait. Only where several
 owner streams share the pool must the two copy streams wait for each other, too.
 
-Note: [Events are used again]
-The first record of an event waits until all dispatched operators have been launched (MindSpore 2.10.0); the next ones
-don't. When an event may be recorded anew: Note: [Events rest] of `ms_ops.ascend.backend`.
-
-Seen in MindSpore 2.10.0: an owner's `wait_event` is what gives memory back that a copy on another stream has used;
-`Event.synchronize`, `Stream.synchronize` and `Event.query` don't. What MindSpore does by itself for such memory is to
-record an event of its own, which it may launch before the copy.
+Note: [What holds memory under a copy]
+No action does. What a load writes is in its batch, to be handed out when the owner has waited. What a copy to host
+reads is held by the transfer until it has been sent. If nobody needs it any more before that, MindSpore (2.10.0) holds
+it: the queued copy until it is launched; then the pool, which has noted that another stream uses this memory, and gives
+it to nobody before the owner's stream has been told to wait for something that was recorded on that stream later. That
+is what `wait_until_sent` does. `Event.synchronize`, `Stream.synchronize` and `Event.query` don't give it back.
 """
 
 from typing import Any
@@ -52,19 +52,9 @@ def record_sent(event: Any, to_host: Any) -> None:
 def wait_until_sent(owner: Any, event: Any) -> None:
     """The owner's stream goes on when the bytes are on host: from here on their memory may be used for something else.
 
-    This is what gives the memory back: see the top of this module.
+    This is what gives the memory back: Note: [What holds memory under a copy].
     """
     owner.wait_event(event)
-
-
-def hold_source(batch: Any, storage: Any) -> None:
-    """What a copy to host reads lives until the owner has waited for it, whoever else lets go of it."""
-    batch.held.append(storage)
-
-
-def let_sources_go(batch: Any) -> None:
-    """The owner has waited: the storages of the batch may go."""
-    batch.held.clear()
 
 
 def begin_use_of_slot(transfer: Any) -> None:
@@ -98,16 +88,6 @@ def record_loaded(event: Any, to_device: Any) -> None:
 def wait_until_loaded(reader: Any, event: Any) -> None:
     """Nobody reads, frees or uses for something else what a load still writes."""
     reader.wait_event(event)
-
-
-def hold_destination(batch: Any, tensor: Any) -> None:
-    """What a load writes lives until the owner has waited for it, whoever else lets go of it."""
-    batch.held.append(tensor)
-
-
-def let_destinations_go(batch: Any) -> None:
-    """The owner has waited: the tensors of the batch are their readers' alone."""
-    batch.held.clear()
 
 
 # ---- several owners

@@ -11,7 +11,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from hyper_parallel import ReplayMismatchError, checkpoint, is_recomputing
-from hyper_parallel.core.activation_memory import changes
+from hyper_parallel.core.activation_memory import changes, scopes
 from hyper_parallel.core.activation_memory.changes import Watch, live
 from hyper_parallel.core.activation_memory.scopes import Kept
 from hyper_parallel.core.activation_memory.written import Written
@@ -55,6 +55,18 @@ def test_a_watch_keeps_no_tensor_alive() -> None:
     gc.collect()
     assert [ref() for _, ref in watch._tensors] == [None]
     assert watch.finds(written(result())) is None
+
+
+def test_what_could_not_be_kept_hears_of_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("an operator before it has failed")
+
+    monkeypatch.setattr(scopes, "requires_grad", fails)
+    before = dict(scopes.watched)
+    with pytest.raises(RuntimeError) as caught:
+        Kept(result())
+    assert scopes.watched == before, "as long as the error lives, so does what couldn't be made"
+    assert caught.value.__traceback__ is not None
 
 
 def test_nothing_written_passes() -> None:

@@ -73,8 +73,8 @@ class Kept(Watched):
     __slots__ = ("_tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
         self._tensor = alias(tensor, tracked=False) if requires_grad(tensor) and not is_parameter(tensor) else tensor
+        super().__init__()  # from here on it hears of writes; an alias may raise what an operator before it has raised
 
     def get(self) -> Tensor:
         """The tensor."""

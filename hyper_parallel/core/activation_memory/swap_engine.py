@@ -31,8 +31,6 @@ from ms_ops.host import slot_bytes
 from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
 
-_MOST_FUSED_BYTES = 4 * 2**20
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -216,7 +214,7 @@ class SwapEngine:
                 small.append(piece)
             else:
                 transfers.append([piece])
-        transfers += fused(small, max(_MOST_FUSED_BYTES, *(piece.nbytes for piece in small))) if small else []
+        transfers += fused(small, max(self.limits.fused, *(piece.nbytes for piece in small))) if small else []
         made = []
         try:
             for pieces in transfers:
@@ -365,27 +363,30 @@ class SwapEngine:
     def live_bytes(self) -> int:
         """Bytes held on the device, on host, or in flight."""
         with self._lock:
-            self._reap()
-            self._end_unneeded()
+            self._tidy()
             return self.ledger.now["resident"] + self.ledger.now["host"]
 
     @_all_or_broken
     def stats(self) -> SwapStats:
         """Counters and peaks."""
         with self._lock:
-            self._reap()
-            self._end_unneeded()
+            self._tidy()
             return self.ledger.stats(self.tier.allocated, self.tier.allocations)
 
     @_all_or_broken
     def reset(self) -> None:
         """Begin to count anew, and give back what the tier has free."""
         with self._lock:
-            self._reap()
-            self._end_unneeded()
+            self._tidy()
             self.ledger.reset()
             self.tier.allocations = 0
             self.tier.trim()
+
+    def _tidy(self) -> None:
+        """Let go of what nobody needs; what waits for its room may be launched, so not on every thread."""
+        if self.back_end.may_launch():
+            self._reap()
+            self._end_unneeded()
 
     def breaks(self, error: BaseException) -> None:
         """Note: [An engine that can't be relied on]. Called with or without the lock."""

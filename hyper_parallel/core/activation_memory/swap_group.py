@@ -100,7 +100,6 @@ class SwapGroup(Watched):
         name: str = "",
         owner: Any = None,
     ) -> None:
-        super().__init__()
         self.engine = engine
         self.path = path
         self.index = index
@@ -127,6 +126,7 @@ class SwapGroup(Watched):
         """Whether what is on its way makes room for what is saved meanwhile, see `SwapEngine.saves`."""
         self.saved = 0
         """Bytes, however often each was saved."""
+        super().__init__()  # from here on it hears of writes
 
     @property
     def is_manual(self) -> bool:

@@ -2,12 +2,11 @@
 //
 // Note: [Two kinds of events]
 // An event of aclrtCreateEventExWithFlag (MindSpore's runtime.Event) is what CUDA has: a wait means the last record
-// before it, and an event that was never recorded makes nobody wait. An event of aclrtCreateEventWithFlag (MindSpore's
-// own, in its memory pools) is a flag: a wait means the record since the last reset, or the next one if there is none
-// yet.
+// before it, whatever is recorded later, on whichever stream; one that was never recorded makes nobody wait. An event of
+// aclrtCreateEventWithFlag (MindSpore's own, in its memory pools) is a flag: a wait means the record since the last
+// reset, or the next one if there is none yet.
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <utility>
 
@@ -17,27 +16,27 @@
 namespace ascsim {
 namespace {
 
+// One record of an event: the streams that wait hold it, whatever is recorded afterwards.
+struct Record {
+  bool is_asked_for = false, is_reached = false;
+  double time = 0;
+  Clock clock;
+};
+using RecordPtr = std::shared_ptr<Record>;
+
 struct State {
   const bool is_flag;
   const int64_t number;
   std::mutex mutex;
   std::condition_variable changed;
-  uint64_t recorded = 0, reached = 0;  // how many records were asked for, and how many the streams have come to
-  bool armed = false;                  // of a flag: recorded since the last reset
-  double time = 0;
-  std::map<uint64_t, Clock> clocks;    // of the last records
+  RecordPtr last, next = std::make_shared<Record>();
+  bool armed = false;  // of a flag: recorded since the last reset
 
   State(bool flag, int64_t count) : is_flag(flag), number(count) {}
 
-  // The record that a wait from now on is for; 0: none.
-  uint64_t target() const {
-    if (is_flag) return armed ? recorded : recorded + 1;
-    return recorded;
-  }
-  Clock clock(uint64_t record) const {
-    auto found = clocks.find(record);
-    return found != clocks.end() ? found->second : Clock{};
-  }
+  // The record that a wait from now on is for; null: none.
+  RecordPtr target() const { return is_flag && !armed ? next : last; }
+  bool is_idle() const { return last == nullptr || last->is_reached; }
 };
 
 // Streams still hold an event that its owner has destroyed.
@@ -85,20 +84,18 @@ ACL_EXPORT aclError aclrtRecordEvent(void *handle, void *stream_handle) {
   Calling call("aclrtRecordEvent");
   auto event = event_of(call, handle);
   Stream &stream = stream_of(call, stream_handle);
-  uint64_t record;
+  RecordPtr record;
   {
     std::lock_guard<std::mutex> lock(event->mutex);
-    record = ++event->recorded;
-    event->armed = true;
-    event->clocks[record] = races().clock_of(stream.number());
-    constexpr size_t kKept = 64;
-    while (event->clocks.size() > kKept) event->clocks.erase(event->clocks.begin());
+    record = event->last = std::exchange(event->next, std::make_shared<Record>());
+    record->is_asked_for = event->armed = true;
+    record->clock = races().clock_of(stream.number());
   }
   stream.push(call.shared(), [event, record](double start) {
     {
       std::lock_guard<std::mutex> lock(event->mutex);
-      event->reached = std::max(event->reached, record);
-      event->time = start;
+      record->is_reached = true;
+      record->time = start;
     }
     event->changed.notify_all();
     return start;
@@ -110,17 +107,17 @@ ACL_EXPORT aclError aclrtStreamWaitEvent(void *stream_handle, void *handle) {
   Calling call("aclrtStreamWaitEvent");
   auto event = event_of(call, handle);
   Stream &stream = stream_of(call, stream_handle);
-  uint64_t target;
+  RecordPtr target;
   {
     std::lock_guard<std::mutex> lock(event->mutex);
     target = event->target();
-    if (target <= event->recorded) races().stream_joins(stream.number(), event->clock(target));
+    if (target != nullptr && target->is_asked_for) races().stream_joins(stream.number(), target->clock);
   }
-  if (target == 0) return kSuccess;
+  if (target == nullptr) return kSuccess;
   stream.push(call.shared(), [event, target](double start) {
     std::unique_lock<std::mutex> lock(event->mutex);
-    event->changed.wait(lock, [&] { return event->reached >= target; });
-    return std::max(start, event->time);
+    event->changed.wait(lock, [&] { return target->is_reached; });
+    return std::max(start, target->time);
   });
   return kSuccess;
 }
@@ -141,10 +138,10 @@ ACL_EXPORT aclError aclrtSynchronizeEvent(void *handle) {
   auto event = event_of(call, handle);
   count(Counter::kSyncEvent);
   std::unique_lock<std::mutex> lock(event->mutex);
-  uint64_t target = event->recorded;
-  Clock clock = event->clock(target);
-  event->changed.wait(lock, [&] { return event->reached >= target; });
-  races().host_joins(clock);
+  RecordPtr target = event->last;
+  if (target == nullptr) return kSuccess;
+  event->changed.wait(lock, [&] { return target->is_reached; });
+  races().host_joins(target->clock);
   return kSuccess;
 }
 
@@ -153,8 +150,8 @@ ACL_EXPORT aclError aclrtQueryEventStatus(void *handle, int *status) {
   auto event = event_of(call, handle);
   constexpr int kNotReady = 0, kComplete = 1;
   std::lock_guard<std::mutex> lock(event->mutex);
-  *status = event->reached == event->recorded ? kComplete : kNotReady;
-  if (*status == kComplete) races().host_joins(event->clock(event->recorded));
+  *status = event->is_idle() ? kComplete : kNotReady;
+  if (event->last != nullptr && *status == kComplete) races().host_joins(event->last->clock);
   return kSuccess;
 }
 
@@ -165,11 +162,11 @@ ACL_EXPORT aclError aclrtEventElapsedTime(float *milliseconds, void *begin, void
   for (int i = 0; i < 2; ++i) {
     auto event = event_of(call, handles[i]);
     std::lock_guard<std::mutex> lock(event->mutex);
-    if (event->reached == 0 || event->reached != event->recorded) {
+    if (event->last == nullptr || !event->is_idle()) {
       return fail(kInvalidParameter, "aclrtEventElapsedTime: event %lld is not recorded, or not reached yet",
                   static_cast<long long>(event->number));
     }
-    times[i] = event->time;
+    times[i] = event->last->time;
   }
   *milliseconds = static_cast<float>((times[1] - times[0]) / 1e3);
   return kSuccess;
@@ -179,7 +176,7 @@ ACL_EXPORT aclError aclrtEventGetTimestamp(void *handle, uint64_t *microseconds)
   Calling call("aclrtEventGetTimestamp");
   auto event = event_of(call, handle);
   std::lock_guard<std::mutex> lock(event->mutex);
-  *microseconds = static_cast<uint64_t>(event->time);
+  *microseconds = event->last != nullptr ? static_cast<uint64_t>(event->last->time) : 0;
   return kSuccess;
 }
 

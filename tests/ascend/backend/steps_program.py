@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hyper_parallel import (
     SwapManager,
     activation_policy,
 )
+from ms_ops.ascend import events as swap_events
 
 ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
 SWAP, RECOMPUTE = CheckpointPolicy.MUST_SWAP, CheckpointPolicy.MUST_RECOMPUTE
@@ -140,7 +142,7 @@ weights = net.trainable_params()
 step, x = ms.value_and_grad(net, None, weights), batch()
 for index in range(5):
     ms.runtime.synchronize()
-    levels.append((manager.engine.tier.allocations, manager.engine.back_end.events_made, ms.runtime.memory_allocated()))
+    levels.append((manager.engine.tier.allocations, swap_events.made(), ms.runtime.memory_allocated()))
     mark(f"step {index}".encode())
     result = step(x)
     mark(b"")
@@ -265,6 +267,8 @@ held.append(net(batch()))  # a forward whose backward never comes
 of("no backward", before=manager.stats().live_bytes)
 held.clear()
 _pynative_executor.set_grad_flag(False)
+with ThreadPoolExecutor(1) as watcher:
+    of("no backward", watched=watcher.submit(lambda: manager.stats().live_bytes).result())
 of("no backward", live=manager.stats().live_bytes)
 
 # ---- two threads, each with a net, one of them on a stream of its own

@@ -26,7 +26,7 @@ def test_device_memory_is_given_back_batch_by_batch(found: dict[str, Any]) -> No
     tensor = 256 * 256 * 4
     all_there, some, none = found["memory"]
     assert 8 * tensor <= all_there < 8.1 * tensor
-    assert 0 < some <= 6 * tensor
+    assert 0 < some < 6.1 * tensor
     assert none == 0
 
 
@@ -54,6 +54,11 @@ def test_a_large_slot_lies_in_several_chunks(found: dict[str, Any]) -> None:
 )
 def test_mindspore_does_what_copies_rely_on(found: dict[str, Any], fact: str) -> None:
     assert found[fact] is True
+
+
+def test_what_a_copy_reads_is_held_though_all_memory_is_asked_for(found: dict[str, Any]) -> None:
+    assert found["memory ran out"]
+    assert found["what was let go of"] == [True] * 8  # and the race checker saw nothing
 
 
 def test_only_a_wait_of_the_owner_gives_memory_back(found: dict[str, Any]) -> None:

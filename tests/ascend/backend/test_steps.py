@@ -106,6 +106,10 @@ def test_a_forward_without_backward_leaves_nothing(found: dict[str, Any]) -> Non
     assert found["no backward"]["live"] == 0
 
 
+def test_statistics_let_go_of_nothing_on_a_thread_that_does_not_train(found: dict[str, Any]) -> None:
+    assert found["no backward"]["watched"] == found["no backward"]["before"]
+
+
 def test_threads_and_their_streams_do_not_meet(found: dict[str, Any]) -> None:
     assert found["two threads"] == {"same": [True, True], "live": 0}
 

@@ -123,6 +123,24 @@ def a_wait_means_the_last_record_before_it():
 
 
 @claim
+def a_later_record_on_another_stream_ends_no_wait():
+    """The other stream is idle, so that it comes to its record while the first still copies."""
+    first, other, waits, again, host, a = stream(), stream(), stream(), event(), pinned(), device()
+    ascsim.set_knob("ASCSIM_COPY_DELAY_US", 30_000)
+    copy(host, a, D2H, first)
+    record(again, first)
+    wait(waits, again)
+    record(again, other)
+    ok(acl.aclrtSynchronizeStream(other))
+    assert status(again) == COMPLETE
+    idle = ctypes.c_int()
+    ok(acl.aclrtStreamQuery(waits, ctypes.byref(idle)))
+    assert idle.value == 1, "the stream still waits for the first record"
+    copy(a, host, H2D, waits)
+    assert names() == []
+
+
+@claim
 def a_flag_waits_for_the_record_that_comes():
     first, second, flag, host, a = stream(), stream(), event(flag=True), pinned(), device()
     wait(second, flag)

@@ -25,6 +25,8 @@ NAMES = [
     "mlp, swap, file tier",
     "abandoned forwards",
     "settings change",
+    "an engine breaks",
+    "file tier, little pinned memory",
     "two owners",
 ]
 
@@ -33,7 +35,9 @@ NAMES = [
 def seen(script: Any) -> list[dict[str, Any]]:
     """All scenarios, copies slowed."""
     seeds = ",".join(map(str, SEEDS))
-    done = script("ascend_scenarios.py", "--child", seeds, ASCSIM_COPY_DELAY_US="1000", ASCSIM_SEED="1")
+    done = script(
+        "ascend_scenarios.py", "--child", seeds, ASCSIM_COPY_DELAY_US="1000", ASCSIM_SEED="1", ASCSIM_STRICT_PINNED="1"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("seen: ")]
 
@@ -62,6 +66,14 @@ def test_nothing_else_in_the_back_end_orders_anything() -> None:
             calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
             found = {call.attr for call in calls if isinstance(call, ast.Attribute)} & ordering
             assert not found, f"{path.name} calls {found}: it belongs into order.py, where it is taken out in turn"
+
+
+def test_every_ordering_action_has_been_taken_out_and_was_missed() -> None:
+    stored = json.loads((ROOT / "docs" / "ascend_mutations.json").read_text("utf-8"))
+    order = ast.parse((ROOT / "ms_ops" / "ascend" / "order.py").read_text("utf-8"))
+    actions = [node.name for node in order.body if isinstance(node, ast.FunctionDef)]
+    assert [each["action"] for each in stored["actions"]] == actions, "run scripts/mutate_ascend.py again"
+    assert [each["action"] for each in stored["actions"] if not each["caught_by"]] == []
 
 
 def test_missing_waits_of_both_directions_are_caught(script: Any) -> None:

@@ -10,11 +10,6 @@ phase, and from the policy the bytes that a block sends and the two limits; noth
 Plain's own peak is where backward begins, when all is saved. The one under swap is where backward ends: then all
 gradients are there. That is why the peak drops by less than what is on host. The prediction is from above: it counts
 all that a block has saved as there when its backward begins, but it comes back bit by bit.
-
-Note: [Late launches]
-MindSpore hands out memory on one thread and launches on another, and a copy between device and host holds its tensors
-until it is launched (2.10.0). On a busy machine the second thread is late, and the peak higher by some tensors, once in
-a while. So it is measured four times, the least counts, and all are reported.
 """
 
 from collections.abc import Sequence
@@ -22,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import mindspore as ms
-from ascend_training import Size, Trainer, batch, build, measured
+from ascend_training import Size, Trainer, batch, build, least, measured
 from mindspore import Tensor
 
 from hyper_parallel import SwapManager
@@ -105,12 +100,6 @@ CASES: dict[str, dict[str, Any]] = {"each tensor on its own": {"fuse_below": 0},
 BEFORE = ("plain", "native_recompute")
 
 
-def _least(mode: str) -> dict[str, Any]:
-    """Of some measurements that with the lowest peak, and the peaks of all; see Note: [Late launches]."""
-    found = [measured(mode, SIZE, steps=2) for _ in range(4)]
-    return {**min(found, key=lambda each: each["peak"]), "peaks": [each["peak"] for each in found]}
-
-
 def peaks(modes: Sequence[str]) -> dict[str, Any]:
     """Of training steps under some modes, in each case; pending and window are one tensor.
 
@@ -123,7 +112,7 @@ def peaks(modes: Sequence[str]) -> dict[str, Any]:
     cases: dict[str, Any] = {}
     for case, settings in CASES.items():
         SwapManager().configure(min_bytes=4096, pending=UNIT, window=UNIT, **settings)
-        own = {mode: _least(mode) for mode in modes if mode not in BEFORE}
+        own = {mode: least(mode, SIZE, steps=1) for mode in modes if mode not in BEFORE}
         swap = own["swap"]
         predicted = predicted_peak(phases, int(swap["on_host"]) // (SIZE.blocks - 1), UNIT, LARGEST)
         cases[case] = {

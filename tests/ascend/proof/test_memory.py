@@ -19,9 +19,8 @@ def test_the_peak_drops_by_what_was_predicted_and_little_more(figures: dict[str,
     assert 0.99 <= figures["peaks"]["cases"][case]["drop_by_predicted"] <= 1.1
 
 
-def test_what_is_out_of_device_memory_in_plain_trains_under_swap(emulated: Any, figures: dict[str, Any]) -> None:
-    plain = emulated(FIGURES, "plain", env={"ASCSIM_HBM_MB": 80}).json()
-    swap = figures["swap in little memory"]
+def test_what_is_out_of_device_memory_in_plain_trains_under_swap(emulated: Any) -> None:
+    plain, swap = (emulated(FIGURES, mode, env={"ASCSIM_HBM_MB": 80}).json() for mode in ("plain", "swap"))
     assert plain["error"] == "RuntimeError"
     assert "alloc" in plain["says"].lower()
     assert swap["live"] == 0

@@ -59,6 +59,12 @@ def test_every_scenario_is_run(seen: list[dict[str, Any]]) -> None:
     assert {each["scenario"] for each in seen} == set(NAMES)
 
 
+def test_fifty_schedules_of_every_scenario_have_been_run() -> None:
+    stored = json.loads((ROOT / "docs" / "ascend_races.json").read_text("utf-8"))
+    assert stored["scenarios"] == NAMES, "run scripts/ascend_scenarios.py again"
+    assert stored["clean"] == stored["schedules"] == 50
+
+
 def test_nothing_else_in_the_back_end_orders_anything() -> None:
     ordering = {"record", "wait_event", "wait_stream", "synchronize", "query"}
     for path in (ROOT / "ms_ops" / "ascend").glob("*.py"):

@@ -15,12 +15,15 @@ from weakref import ref
 
 import mindspore as ms
 from mindspore import Parameter, nn
-from mindspore._c_expression import JitExecutor_, dump_func_graph
+from mindspore._c_expression import JitExecutor_, RuntimeConf, dump_func_graph
 from mindspore.graph import api
 from mindspore.graph.jit_config import JitConfig
 
 JIT_LEVELS = ("O0", "O1")
 """What the CPU and Ascend back ends compile; O2 is for whole-graph sinking on Ascend, which reads other flags."""
+
+_CAPTURES = {"staging_specialize": "ast", "_fn": "bytecode", "jit_trace_wrap": "trace"}
+"""The capture modes of `ms.jit`, by the names of the functions in which it wraps another one."""
 
 _FRONTEND_ONLY = "MS_DEV_PRECOMPILE_ONLY"
 
@@ -33,6 +36,16 @@ def in_graph_mode() -> bool:
 def device_target() -> str:
     """What MindSpore compiles for: CPU, Ascend or GPU."""
     return str(ms.get_context("device_target"))
+
+
+def is_launch_blocking() -> bool:
+    """Whether every operator is waited for when it is launched (`mindspore.runtime.launch_blocking`)."""
+    return bool(RuntimeConf.get_instance().is_launch_blocking())
+
+
+def plans_memory_ahead() -> bool:
+    """Whether the memory of a graph is planned before it runs (`mindspore.runtime.set_memory`, optimize level O1)."""
+    return ms.get_context("memory_optimize_level") != 0
 
 
 def is_compiling() -> bool:
@@ -49,6 +62,23 @@ def is_compiling() -> bool:
 def is_compiled_by_jit(function: Any) -> bool:
     """Whether a function is one that `ms.jit` gave."""
     return hasattr(function, "__wrapped_by_jit__") or getattr(function, "__name__", "") == "staging_specialize"
+
+
+def capture_mode(function: Any) -> str | None:
+    """How a function that `ms.jit` gave becomes a graph.
+
+    Args:
+        function: A function; what wraps it is looked through.
+
+    Returns:
+        ``"ast"``, ``"bytecode"`` or ``"trace"``; None if `ms.jit` didn't give it.
+    """
+    while function is not None:
+        mode = _CAPTURES.get(getattr(getattr(function, "__code__", None), "co_name", ""))
+        if mode is not None and is_compiled_by_jit(function):
+            return mode
+        function = getattr(function, "__wrapped__", None)
+    return None
 
 
 def is_inlined_late(cell: nn.Cell) -> bool:

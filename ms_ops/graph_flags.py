@@ -108,10 +108,15 @@ def set_scope(cell: nn.Cell, scope: str | None) -> Undo:
     return undo
 
 
+def has_own_recompute(cell: nn.Cell) -> bool:
+    """Whether `Cell.recompute()` was called on the cell."""
+    return bool(cell._has_config_recompute)
+
+
 def is_flagged_natively(cell: nn.Cell) -> bool:
-    """Whether `Cell.recompute()` was called on the cell, or on one around it."""
+    """Whether `Cell.recompute()` was called on a cell without a plan, or on one around it."""
     scope = vars(cell).get("_scope")
-    return bool(cell._has_config_recompute) or (isinstance(scope, str) and scope.startswith(RECOMPUTED))
+    return has_own_recompute(cell) or (isinstance(scope, str) and scope.startswith(RECOMPUTED))
 
 
 def own_primitives(cell: nn.Cell) -> list[Primitive]:

@@ -4,20 +4,35 @@ Of a recomputed operator there are two nodes: in the forward one with `recompute
 needs it a copy with `duplicated: Bool(1)`; both have the same `recompute_id`, and the `recompute_sub_graph` of their
 region. `Depend` with `recompute_depend` holds a region's copies back until its backward begins. Operators of the
 backward have a scope that begins with `Gradients`. `MoveTo` names where it moves a tensor to.
+
+A cell under lazy_inline has graphs of its own. `Partial` hands over to its backward (a graph whose name has an arrow to
+the left) what that needs. If the cell is recomputed, it has a graph for the forward alone, and a second one with the
+copies, whose call has `added_recompute_depend`; a copy and its original have the same `unique_id`.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_HEAD = re.compile(r"  (%\w+)\((.*?)\) = (?:PrimFunc_)?([\w./-]+)\(")
+_HEAD = re.compile(r"  (%\w+)\((.*?)\) = (?:PrimFunc_)?([\w./-]+|call @[^(]+)\(")
 _GRAPH = re.compile(r"subgraph @(\S+?)\(")
 _SCOPE = re.compile(r"# Scope: \((.*)\)$")
 _ARGUMENT = re.compile(r"%\w+")
-_ATTRIBUTE = re.compile(r"\b(recompute_sub_graph|recompute_id|recompute|duplicated|recompute_depend): \w+\((\d+)\)")
+_ATTRIBUTE = re.compile(
+    r"\b(recompute_sub_graph|recompute_id|recompute|duplicated|recompute_depend|added_recompute_depend): \w+\((\d+)\)"
+)
+_UNIQUE = re.compile(r'\bunique_id: "(\d+)"')
 _TARGET = re.compile(r'"(\w+)"')
 
-_BACKWARD = "Gradients"
+_BACKWARD_GRAPH = "◂"
+
+CALL = "call"
+"""The operator of a call of a graph."""
+
+NO_SCOPE = "Default"
+
+BACKWARD = "Gradients"
+"""What the scope of an operator of the backward begins with."""
 
 
 @dataclass(slots=True)
@@ -37,19 +52,21 @@ class Node:
     """What the compiler decided: recompute the value, keep it, or None where nobody asked."""
     is_copy: bool
     """Whether it computes again what another node has computed."""
-    copy_id: int | None
-    """What a node and its copy share."""
+    copy_id: str
+    """What a node and its copy share, and no others; empty if it can have none."""
     region: int | None
     """The connected part of the graph that is recomputed together."""
     is_gate: bool
     """Whether it holds the copies of a region back."""
     target: str
     """Of `MoveTo`: where to."""
+    hands_over: bool
+    """Whether backward gets what it reads: it makes the backward of a cell under lazy_inline."""
 
     @property
     def is_backward(self) -> bool:
         """Whether it is part of a gradient (a copy isn't)."""
-        return self.scope.startswith(_BACKWARD) and not self.is_copy
+        return self.scope.startswith(BACKWARD) and not self.is_copy
 
 
 def read_graph(text: str) -> list[Node]:
@@ -98,19 +115,21 @@ def _node(graph: str, line: str) -> Node | None:
     rest = line[head.end() + len(arguments) :]
     attributes = {name: int(value) for name, value in _ATTRIBUTE.findall(rest)}
     recompute = attributes.get("recompute")
+    shared, unique = attributes.get("recompute_id"), _UNIQUE.search(rest)
     target = _TARGET.search(arguments) if head[3] == "MoveTo" else None
     return Node(
         name=f"{graph}:{head[1]}",
-        operator=head[3],
+        operator=CALL if head[3].startswith(CALL) else head[3],
         inputs=tuple(f"{graph}:{name}" for name in _ARGUMENT.findall(arguments)),
         scope="",
         is_own="{instance name: " in rest,
         recompute=None if recompute is None else bool(recompute),
         is_copy=bool(attributes.get("duplicated", 0)),
-        copy_id=attributes.get("recompute_id"),
+        copy_id=f"recompute {shared}" if shared is not None else unique[1] if unique is not None else "",
         region=attributes.get("recompute_sub_graph"),
-        is_gate=bool(attributes.get("recompute_depend", 0)),
+        is_gate=bool(attributes.get("recompute_depend", 0) or attributes.get("added_recompute_depend", 0)),
         target=target[1] if target is not None else "",
+        hands_over=head[3] == "Partial" and _BACKWARD_GRAPH in arguments,
     )
 
 

@@ -3,6 +3,7 @@
 Used by `check_ascend.py`, `bench_ascend.py`, `mutate_ascend.py` and the tests of the emulated device.
 """
 
+import gc
 import hashlib
 import statistics
 import time
@@ -177,6 +178,7 @@ def outcome(trainer: Trainer, done: Sequence[tuple[Tensor, tuple[Tensor, ...]]])
 
 def measured(mode: str, size: Size, steps: int) -> dict[str, float]:
     """Peak of the pool and seconds of a step of the transformer, after one step that doesn't count."""
+    gc.collect()  # the nets before this one
     trainer = Trainer(build("transformer", mode, size))
     x = batch(size, 0)
     trainer.step(x)

@@ -47,9 +47,9 @@ def build(depth: int = 32, width: int = 4096, tokens: int = 4096) -> tuple[nn.Ce
     return Transformer(depth, width, heads=width // 128), (Tensor(np.zeros((1, tokens, width), np.float32)),)
 
 
-def wide() -> tuple[nn.Cell, tuple[Tensor, ...]]:
-    """Four of its blocks."""
-    return build(depth=4)
+def long() -> tuple[nn.Cell, tuple[Tensor, ...]]:
+    """Two narrow blocks over 32768 tokens: small weights, but attention scores of 34 GB in each block."""
+    return build(depth=2, width=1024, tokens=32768)
 
 
 def small() -> tuple[nn.Cell, tuple[Tensor, ...]]:

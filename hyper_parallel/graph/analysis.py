@@ -8,10 +8,10 @@ from hyper_parallel.graph.mapping import wish_for
 from hyper_parallel.graph.owners import Owners
 from hyper_parallel.graph.places import Places
 from ms_ops.catalogue import VIEWS
-from ms_ops.graph_ir import Node
+from ms_ops.graph_ir import CALL, NO_SCOPE, Node
 
 _PLUMBING = frozenset({"Depend", "Load", "MakeDict", "MakeList", "MakeTuple", "Partial", "Return", "Switch"})
-_PLUMBING |= {"TupleGetItem", "UpdateState", "list_getitem"}
+_PLUMBING |= {"TupleGetItem", "UpdateState", "list_getitem", CALL}
 """Operators that compute nothing."""
 
 
@@ -66,6 +66,10 @@ class _Analysis:
             node for node in nodes if not node.is_backward and not node.is_copy and node.operator not in _PLUMBING
         ]
         self.copies = Counter(node.copy_id for node in nodes if node.is_copy)
+        scopes = {node.copy_id: node.scope for node in nodes if node.is_copy}
+        for node in self.forward:
+            if node.scope == NO_SCOPE:  # under lazy_inline, but a copy has kept it
+                node.scope = scopes.get(node.copy_id, NO_SCOPE)
         self.readers: dict[str, list[Node]] = {}
         for node in self.forward:
             for name in node.inputs:
@@ -98,7 +102,7 @@ class _Analysis:
         return found
 
     def _count(self, node: Node, count: Count, again: bool) -> None:
-        copies = self.copies[node.copy_id] if node.copy_id is not None else 0
+        copies = self.copies[node.copy_id] if node.copy_id else 0
         count.runs += 1
         count.copies += copies
         if copies:
@@ -122,12 +126,12 @@ class _Analysis:
     def _read_late(self) -> Iterator[str]:
         """Walk the nodes whose values wait for backward: it reads them, or a copy does."""
         for node in self.nodes:
-            if node.is_backward or node.is_copy or node.is_gate:
+            if node.is_backward or node.is_copy or node.is_gate or node.hands_over:
                 for name in self._values(node):
                     yield from self._behind(name)
 
     def _values(self, node: Node) -> Iterable[str]:
-        if node.operator == "UpdateState":
+        if node.operator in ("UpdateState", CALL):
             return ()
         return node.inputs[:1] if node.operator == "Depend" else node.inputs
 

@@ -7,9 +7,10 @@ from mindspore import nn
 from hyper_parallel.core.errors import PolicyError
 from hyper_parallel.graph.functions import SETTINGS
 from hyper_parallel.graph.guard import watch
-from hyper_parallel.graph.mapping import NET, Flags
+from hyper_parallel.graph.labels import label_of
+from hyper_parallel.graph.mapping import Flags
 from ms_ops.graph_compile import compiled_parameter, is_inlined_late, set_apart
-from ms_ops.graph_flags import RECOMPUTED, set_attribute, set_flag, set_scope
+from ms_ops.graph_flags import set_attribute, set_flag, set_scope
 
 
 def require_uncompiled(net: nn.Cell, what: str) -> None:
@@ -44,9 +45,8 @@ def set_flags(flags: Flags) -> ExitStack:
     """
     with ExitStack() as undo:
         for cell, path in flags.labels.values():
-            prefix = RECOMPUTED if id(cell) in flags.recomputed else ""
-            undo.callback(set_scope(cell, prefix + (path or NET)))
-            if is_inlined_late(cell) and flags.regions:
+            undo.callback(set_scope(cell, label_of(path, id(cell) in flags.recomputed)))
+            if is_inlined_late(cell) and flags.recompute:
                 undo.callback(set_apart(cell, f" {path} under a policy"))
         for cell in flags.outputs.values():
             undo.callback(set_flag(cell, output_recompute=False))

@@ -17,6 +17,7 @@ from hyper_parallel.core.activation_memory.attach import plain_construct, plain_
 from hyper_parallel.core.errors import PolicyError
 from ms_ops.autograd import gradient_depth, recording
 from ms_ops.graph_compile import in_graph_mode, is_compiled_by_jit
+from ms_ops.graph_flags import has_own_recompute
 
 _MARK = "_hp_graph"
 _OUTSIDE = (
@@ -44,6 +45,11 @@ class Mark:
             raise PolicyError(
                 f"a copy of {self.where} is compiled, which has only a part of the flags: copies of Primitives lose "
                 f"theirs; apply the policy to the copy itself (copy a net before a policy is applied to it)"
+            )
+        if has_own_recompute(cell):
+            raise PolicyError(
+                f"{self.where} carries MindSpore's own recompute(), too, which was called after the policy was applied "
+                f"and may join its region with the next; leave one of the two out"
             )
         # the flag alone may have been left on by code that failed, or that calls run_backward
         if recording() and gradient_depth():

@@ -5,7 +5,8 @@ A cell under a replaying policy is one region: it and all that runs inside are r
 cell runs inherits its scope where MindSpore inlines it, but not everywhere (a SequentialCell's children don't), so that
 each recomputed cell says so itself. A region inside another one is part of that. Cells inside a region that are to run
 once have their Primitives excluded one by one and the output of each cell kept: that is all MindSpore offers, so what
-functions give in the middle of such a cell's construct may be recomputed all the same, and the report says so.
+functions give in the middle of such a cell's construct may be recomputed all the same, and the report says so. Under
+lazy_inline even the outputs can't be kept: MindSpore fails to compile a region with such a cell inside.
 """
 
 from collections.abc import Iterator
@@ -17,18 +18,14 @@ from mindspore.ops import Primitive
 
 from hyper_parallel.core.activation_memory.operator_policy import REST, Alternating, Asked, Table
 from hyper_parallel.core.activation_memory.spec import RegionSpec, spec_of
-from hyper_parallel.graph.swap import Ladder
+from hyper_parallel.graph.swap import Ladder, under_lazy_inline
 from hyper_parallel.policy_file.cells import Node
 from hyper_parallel.policy_file.keeps import Decision, Regions, place
 from hyper_parallel.policy_file.notes import shown
 from hyper_parallel.policy_file.problems import Problem
 from ms_ops.catalogue import COLLECTIVES
 from ms_ops.dispatch import why_not_repeated
-from ms_ops.graph_compile import is_inlined_late
 from ms_ops.graph_flags import COMMUNICATION, SLICED, is_flagged_natively, own_primitives
-
-NET = "(net)"
-"""The scope of what the net itself runs: no path, which a cell might have."""
 
 
 class Attribute(NamedTuple):
@@ -58,6 +55,11 @@ class Flags:
     """By dispatch name, for the Primitives behind functions: recompute them or keep them."""
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether anything is to be computed again, or kept where it would be."""
+        return bool(self.regions) or any(each.name == "recompute" for each in self.attributes)
 
 
 class Wish(NamedTuple):
@@ -114,7 +116,7 @@ def wish_at(decision: Decision, around: Wish, ladder: Ladder) -> Wish:
         ladder: What happens to cells that are to be swapped.
     """
     spec = decision.spec
-    replays = spec.policy.replays or (spec.policy.swaps and ladder.recomputes)
+    replays = spec.policy.replays or (spec.policy.swaps and ladder.rung_at(decision.node) == "recompute")
     rest = spec.operators.policies.get(REST) if isinstance(spec.operators, Table) else None
     recomputes = replays and not (rest is not None and rest.saves)
     return Wish(recomputes, around.in_region or recomputes, decision)
@@ -155,7 +157,7 @@ class _Mapping:
             self.options(node, decision.spec)
         if wish.recomputes:
             self.flags.recomputed.add(id(cell))
-        if wish.in_region and not wish.recomputes and node.runs:
+        if wish.in_region and not wish.recomputes and node.runs and not under_lazy_inline(node):
             self.flags.outputs[id(cell)] = cell
         for primitive in own_primitives(cell):
             self.primitives[id(primitive)] = primitive
@@ -172,14 +174,14 @@ class _Mapping:
         for why in _refusals(spec, decision.preset):
             self.refuse(node, f"({decision.why}): {why}")
         if spec.policy.swaps:
-            late = any(is_inlined_late(each.cell) for each in (node, *node.above()))
-            why = self.ladder.why_not(around.in_region, late)
+            why, rung = self.ladder.why_not(node, around.in_region), self.ladder.rung_at(node)
             if why:
                 self.refuse(node, f"({decision.why}): must_swap {why}")
-            elif self.ladder.rung:
-                self.note(node, f"must_swap can't be honoured in this graph, so they {self.ladder.rung}")
+            elif rung:
+                self.note(node, f"must_swap can't be honoured in this graph, so they {rung}")
             else:
                 self.offload(node, spec)
+                self.note(node, "MindSpore moves their tensors, but gives no memory back for it (docs/graph_mode.md)")
         if spec.determinism_check == "values":
             self.note(node, "determinism_check has no effect in graph mode")
         if spec.allow_cache_entry_mutation:

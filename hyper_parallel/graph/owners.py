@@ -9,9 +9,8 @@ cell in which the nearest certain node is, along what they compute for or from.
 
 from collections.abc import Callable, Iterable
 
-from hyper_parallel.graph.mapping import NET
+from hyper_parallel.graph.labels import path_in
 from hyper_parallel.graph.places import Places
-from ms_ops.graph_flags import RECOMPUTED
 from ms_ops.graph_ir import Node
 
 
@@ -69,10 +68,8 @@ class Owners:
 
     def _label(self, node: Node) -> tuple[str | None, bool]:
         """The path that a scope names, if the net has it, and whether it is a recomputed one."""
-        scope = node.scope.partition("/")[0]
-        path = scope.removeprefix(RECOMPUTED)
-        path = "" if path == NET else path
-        return (path if path in self._places.wish else None), scope.startswith(RECOMPUTED)
+        path, recomputed = path_in(node.scope)
+        return (path if path in self._places.wish else None), recomputed
 
     def _certain(self, node: Node, near: Iterable[str | None]) -> str | None:
         """The path of a node, if that is certain; else the first of those near it that is."""

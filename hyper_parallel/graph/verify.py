@@ -16,7 +16,14 @@ from hyper_parallel.policy_file.applied import applied_plans, name_of
 from hyper_parallel.policy_file.mode import GRAPH
 from hyper_parallel.policy_file.plan import PolicyPlan
 from hyper_parallel.policy_file.resolve import PlanRow
-from ms_ops.graph_compile import JIT_LEVELS, graph_of_cell, graph_of_function, in_graph_mode, is_compiled_by_jit
+from ms_ops.graph_compile import (
+    JIT_LEVELS,
+    capture_mode,
+    graph_of_cell,
+    graph_of_function,
+    in_graph_mode,
+    is_compiled_by_jit,
+)
 from ms_ops.graph_ir import read_graph
 
 
@@ -39,7 +46,8 @@ def verify_policy(net: Any, *inputs: Any, plan: PolicyPlan | None = None, jit_le
 
     Raises:
         TypeError: `net` is neither a Cell nor a function under `ms.jit`.
-        PolicyError: No plan is applied to the net in graph mode, several are, or `jit_level` is unknown.
+        PolicyError: No plan is applied to the net in graph mode, several are, or `jit_level` is unknown; the function
+            is under `ms.jit` with another `capture_mode` than ``"ast"``; or what is compiled takes no gradient.
 
     Supported Platforms:
         ``CPU``
@@ -67,11 +75,22 @@ def verify_policy(net: Any, *inputs: Any, plan: PolicyPlan | None = None, jit_le
             f"verify_policy takes a Cell or a function under ms.jit, but got {net!r} of type {type(net).__name__}; "
             f"put @ms.jit on a step function"
         )
+    captured = None if isinstance(net, nn.Cell) else capture_mode(net)
+    if captured not in (None, "ast"):
+        raise PolicyError(
+            f"{_called(net)} is under ms.jit(capture_mode={captured!r}), whose graph can't be read; use "
+            f"capture_mode='ast', which is the default"
+        )
     trained, plan = _trained(net, plan)
-    text = _graph(net, trained, inputs, jit_level)
+    nodes = read_graph(_graph(net, trained, inputs, jit_level))
+    if not any(node.is_backward for node in nodes):
+        raise PolicyError(
+            f"{_called(net)} takes no gradient, and without one nothing is computed again; give the net itself, a "
+            f"Cell that trains it (TrainOneStepCell), or a step under ms.jit that takes the gradient"
+        )
     resolution = plan.resolution_for(trained)
     places = Places(resolution.regions, ladder_of(plan.swap_settings()))
-    found = analyse(read_graph(text), places)
+    found = analyse(nodes, places)
     return GraphReport(
         source=plan.source,
         net=name_of(trained),
@@ -163,7 +182,8 @@ def _verdict(row: PlanRow, counts: dict[str, Count], places: Places, found: Foun
             f"recomputed though: {_named(copied)}; no Primitive of the cell's own runs it, and its result isn't the "
             f"output of a cell: put it into a cell of its own, or use the operator's Primitive"
         )
-    if row.policy.swaps and not places.ladder.rung:
+    decision = places.wish[row.path].decision
+    if row.policy.swaps and decision is not None and places.ladder.swaps(decision.node):
         moved = sum(found.moves.values())
         return (HONOURED, "") if moved else (NOT_HONOURED, "MindSpore moves nothing: the cell isn't under lazy_inline")
     if not counts:

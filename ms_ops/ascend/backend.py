@@ -1,8 +1,9 @@
 """`AscendBackEnd`: transfers as copies on streams of their own, ordered by events; see `ms_ops.ascend.order`.
 
 Note: [Batches]
-What one call launches is a batch or several: one event each, and one wait when it ends. A batch to host is a quarter of
-what is launched at once, so that its memory can be given back piece by piece while the next region computes.
+What one call launches is a batch or several: one event each, and one wait when it ends. A batch is a quarter of what is
+launched at once: memory is given back piece by piece while the next region computes, and who reads the first of what is
+loaded doesn't wait for the last.
 
 Note: [Who ends a transfer]
 Nobody is told when a copy has run, and nobody needs to be: a transfer has ended when the owner's stream was told to
@@ -10,10 +11,11 @@ wait for it. The later that is, the longer the copy may overlap with computation
 The engine asks for it (`wait`, `let`) when a limit says so; a load ends when its tensor is read.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -28,7 +30,7 @@ from ms_ops.storage import Layout
 
 _NEEDED = ("Stream", "Event", "StreamCtx", "current_stream", "synchronize")
 _BATCHES = 4
-_SMALLEST_BATCH = 2**20
+_SMALLEST_BATCH = 2**16
 
 
 def check_runtime() -> None:
@@ -131,24 +133,16 @@ class AscendBackEnd(BackEnd):
     def send(self, transfers: Sequence[Any]) -> None:
         to_host, _ = self._both()
         self._order_directions(*self._both())
-        largest = max(_SMALLEST_BATCH, sum(transfer.nbytes for transfer in transfers) // _BATCHES)
-        batch: Batch | None = None
-        nbytes = 0
         with ms.runtime.StreamCtx(to_host), without_precision():
-            for transfer in transfers:
-                ready = transfer.ready
-                if batch is not None and (nbytes >= largest or ready.owner is not batch.owner):
+            for owner, own in itertools.groupby(transfers, key=lambda transfer: transfer.ready.owner):
+                for part in _parts(list(own)):
+                    batch = Batch(owner)
+                    for transfer in part:
+                        if not transfer.ready.is_waited_for:
+                            order.wait_until_ready(to_host, transfer.ready.event)
+                            transfer.ready.is_waited_for = True
+                        self._send(batch, transfer)
                     self._is_sent_by(batch, to_host)
-                    batch, nbytes = None, 0
-                if batch is None:
-                    batch = Batch(ready.owner)
-                if not ready.is_waited_for:
-                    order.wait_until_ready(to_host, ready.event)
-                    ready.is_waited_for = True
-                self._send(batch, transfer)
-                nbytes += transfer.nbytes
-            if batch is not None:
-                self._is_sent_by(batch, to_host)
 
     def _send(self, batch: Batch, transfer: Any) -> None:
         order.begin_use_of_slot(transfer)
@@ -171,21 +165,27 @@ class AscendBackEnd(BackEnd):
         owner = ms.runtime.current_stream()
         self._owners.add(owner.id)
         self._order_directions(to_device, to_host)
-        batch = Batch(owner)
         with without_history():
-            for transfer in transfers:
-                order.begin_use_of_slot(transfer)
-                batch.loaded.append(self._allocate(transfer))
+            batches = [self._destinations(owner, part) for part in _parts(transfers)]
             allocated = Mark()
             order.record_allocated(allocated.event, owner)
             order.wait_until_allocated(to_device, allocated.event)
-            with ms.runtime.StreamCtx(to_device):
-                for transfer, tensor in zip(transfers, batch.loaded, strict=True):
-                    batch.transfers.append(transfer)
-                    copies.load(tensor, self._pinned(transfer))
-        order.record_loaded(batch.end.event, to_device)
-        self._loads.append(batch)
-        self._load_recorded(batch, to_device)
+            for batch in batches:
+                with ms.runtime.StreamCtx(to_device):
+                    for transfer, tensor in zip(batch.transfers, batch.loaded, strict=True):
+                        copies.load(tensor, self._pinned(transfer))
+                order.record_loaded(batch.end.event, to_device)
+                self._loads.append(batch)
+                self._load_recorded(batch, to_device)
+
+    def _destinations(self, owner: Any, transfers: Sequence[Any]) -> Batch:
+        """A batch of loads with the memory into which they copy."""
+        batch = Batch(owner)
+        for transfer in transfers:
+            order.begin_use_of_slot(transfer)
+            batch.transfers.append(transfer)
+            batch.loaded.append(self._allocate(transfer))
+        return batch
 
     def _load_recorded(self, batch: Batch, to_device: Any) -> None:
         """Its copies are queued."""
@@ -297,6 +297,21 @@ class AscendBackEnd(BackEnd):
     def _wait_on_host(self) -> None:
         if self._streams is not None:
             order.wait_on_host(*self._streams)
+
+
+def _parts(transfers: Sequence[Any]) -> Iterator[list[Any]]:
+    """What is launched at once, batch by batch; see Note: [Batches]."""
+    largest = max(_SMALLEST_BATCH, sum(transfer.nbytes for transfer in transfers) // _BATCHES)
+    part: list[Any] = []
+    nbytes = 0
+    for transfer in transfers:
+        if nbytes >= largest:
+            yield part
+            part, nbytes = [], 0
+        part.append(transfer)
+        nbytes += transfer.nbytes
+    if part:
+        yield part
 
 
 def _checksum_of(pieces: Sequence[Any]) -> int:

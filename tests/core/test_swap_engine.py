@@ -223,6 +223,14 @@ def test_a_read_tensor_that_dies_makes_room_in_the_window() -> None:
         assert tier.first_values("read") == [31, 30, 21, 20, 11, 10]
 
 
+def test_eight_transfers_of_small_tensors_fit_the_window_and_one_what_may_be_on_its_way() -> None:
+    small = [tensor_of(value) for value in range(1, 7)]
+    for limits in ({"window": 16 * SIZE}, {"pending": 2 * SIZE}):
+        with engine_with(FakeTier(), fuse_below=2**20, **limits) as engine:
+            handles = group_of(engine, *small)
+            assert [len(entry.pieces) for entry in dict.fromkeys(handle.entry for handle in handles)] == [2, 2, 2]
+
+
 def test_a_tensor_larger_than_the_window_is_loaded_all_the_same() -> None:
     tier = FakeTier()
     with engine_with(tier, window=SIZE // 2) as engine:

@@ -16,7 +16,7 @@ def test_on_a_device_they_grow_with_the_largest_region() -> None:
     limits = Limits(SwapSettings(), fit=True)
     for region in (10, 900, 300):
         limits.has_seen(region * MIB)
-    assert (limits.pending, limits.window) == (900 * MIB, 450 * MIB)
+    assert (limits.pending, limits.window) == (1800 * MIB, 900 * MIB)
 
 
 def test_what_is_set_stays() -> None:

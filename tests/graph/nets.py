@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
+from mindspore._c_expression import JitExecutor_, dump_func_graph
+from mindspore.graph import api
+from mindspore.ops import operations
 
 from ms_ops.graph_compile import graph_of_cell, graph_of_function
 from ms_ops.graph_flags import set_scope
@@ -34,6 +37,17 @@ class Net(nn.Cell):
         for block in self.blocks:
             x = block(x)
         return x.sum()
+
+
+class Mlp(nn.Cell):
+    """Two matrix products around a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.tanh = nn.Dense(4, 4), nn.Dense(4, 4), operations.Tanh()
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.down(self.tanh(ops.sigmoid(self.up(x))))
 
 
 class ConvBlock(nn.Cell):
@@ -68,6 +82,10 @@ def transformer(depth: int = 2) -> nn.Cell:
     return seeded(Transformer(depth))
 
 
+def mlp(count: int = 2) -> nn.Cell:
+    return seeded(Net(*[Mlp() for _ in range(count)]))
+
+
 def conv_net(depth: int = 2) -> nn.Cell:
     ms.set_seed(3)  # of the dropout
     return seeded(ConvNet(depth)).set_train()
@@ -83,7 +101,32 @@ MIXED = of(
     {"cells": "layers.0", "policy": "must_recompute", "exclude": ["norm*", "act"]},
     {"cells": "layers.1", "ops": {"Softmax": "must_save", "MaxPool": "must_save", "*": "must_recompute"}},
 )
+RECOMPUTE = of({"cells": "blocks.*", "policy": "must_recompute"})
 POLICIES: dict[str, dict[str, Any]] = {"full": FULL, "selective": SELECTIVE, "mixed": MIXED}
+
+COPIES: dict[str, dict[str, tuple[int, int, int]]] = {
+    "transformer": {
+        "LayerNorm": (4, 4, 2),  # block 0 keeps its norms when mixed
+        "MatMul": (6, 0, 6),  # the last of a block's four gives its output, with the sum behind it
+        "BiasAdd": (6, 6, 6),
+        "MatMulExt": (4, 0, 3),  # block 1 keeps its softmax when mixed, whose backward reads nothing else
+        "Divs": (2, 2, 1),
+        "Softmax": (2, 2, 1),
+        "Add": (2, 2, 2),
+        "GeLU": (2, 2, 1),  # block 0 keeps its own when mixed
+    },
+    "convolutions": {  # BatchNorm and dropout are always kept, and so is the pool, which gives a block's output
+        "Conv2D": (2, 0, 2),
+        "BiasAdd": (2, 2, 2),
+        "ReLU": (2, 2, 1),  # block 0 keeps its own when mixed
+    },
+}
+"""By net and operator: how many two blocks have to compute again when full, selective and mixed, worked out by hand."""
+
+
+def wanted_copies(net: str, policy: str) -> Counter[str]:
+    column = list(POLICIES).index(policy)
+    return +Counter({name: counts[column] for name, counts in COPIES[net].items()})
 
 
 def gradient_of(net: nn.Cell) -> Callable[..., Any]:
@@ -123,6 +166,9 @@ def labelled(net: nn.Cell) -> nn.Cell:
         set_scope(cell, path or "net")
     return net
 
+
+VIEWED = frozenset({"Reshape", "Transpose", "Split", "Squeeze", "ExpandDims"})
+"""Operators that give other views of what they read: how many of them the compiler leaves is its affair."""
 
 HANDED_ON = frozenset({"Depend", "Load", "MakeTuple", "TupleGetItem", "UpdateState"})
 
@@ -169,3 +215,22 @@ class PlainGraph:
 def copies_in(nodes: list[Node]) -> Counter[str]:
     """How often each operator is computed again in a graph."""
     return Counter(node.operator for node in nodes if node.is_copy and node.operator not in HANDED_ON)
+
+
+def copies_while(run: Callable[[], Any]) -> tuple[Any, Counter[str]]:
+    """What a function gives, and the copies in the graphs that were compiled meanwhile, views aside."""
+    before = _phases()
+    result = run()
+    nodes = [node for graph in _phases() - before for node in read_graph(_text(*graph))]
+    return result, Counter({name: count for name, count in copies_in(nodes).items() if name not in VIEWED})
+
+
+def _phases() -> set[tuple[bool, str]]:
+    """The graphs there are now: whether of a function under ms.jit, and the name of the phase."""
+    cells = {(False, phase) for phases in api.cells_compile_cache.values() for phase in phases or ()}
+    return cells | {(True, phase) for phase in api.ms_compile_cache}
+
+
+def _text(is_function: bool, phase: str) -> str:
+    executor = JitExecutor_.get_instance() if is_function else api._cell_graph_executor._graph_executor
+    return dump_func_graph(executor.get_func_graph(phase))

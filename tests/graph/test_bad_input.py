@@ -17,7 +17,10 @@ from hyper_parallel import (
     verify_policy,
 )
 from ms_ops.graph_flags import own_primitives
-from tests.graph.nets import TOKENS, jit_step, of, transformer
+from tests.graph.nets import RECOMPUTE, TOKENS, jit_step, mlp, of, transformer
+from tests.helpers import numbers
+
+X = numbers(2, 4)
 
 
 def flags(net: nn.Cell) -> list[Any]:
@@ -88,13 +91,13 @@ def test_a_policy_per_tensor_of_swap_wrapper() -> None:
 
 
 def test_swap_takes_the_rung_that_the_file_has() -> None:
-    rule = {"cells": "layers.*", "policy": "must_swap"}
-    net = transformer()
+    rule = {"cells": "blocks.*", "policy": "must_swap"}
+    net = mlp()
     plan = apply_policy(net, of(rule, swap={"when_exhausted": ["recompute"]}), mode="graph")
-    assert "layers.0, layers.1: must_swap can't be honoured in this graph, so they recompute" in plan.notes
-    assert net.layers[0].get_scope() == "recompute_layers.0"
-    report = verify_policy(net, TOKENS)
-    assert report.honoured and report.recomputed["Softmax"] == 2
+    assert "blocks.0, blocks.1: must_swap can't be honoured in this graph, so they recompute" in plan.notes
+    assert net.blocks[0].get_scope() == "recompute_blocks.0"
+    report = verify_policy(net, X)
+    assert report.honoured and report.recomputed["Tanh"] == 2
 
 
 def test_what_has_no_effect_is_told() -> None:
@@ -180,11 +183,25 @@ class TestVerify:
         with pytest.raises(TypeError, match=r"verify_policy takes a Cell or a function under ms\.jit, but got"):
             verify_policy(target, TOKENS)
 
+    @pytest.mark.parametrize("mode", ["bytecode", "trace"])
+    def test_a_function_that_is_captured_in_another_way(self, mode: str) -> None:
+        net = transformer(1)
+        apply_policy(net, of({"cells": "layers.*", "policy": "must_recompute"}), mode="graph")
+        with pytest.raises(PolicyError, match=rf"step is under ms\.jit\(capture_mode='{mode}'\), whose"):
+            verify_policy(jit_step(net, capture_mode=mode), TOKENS)
+
+    def test_what_takes_no_gradient(self, either_mode: str) -> None:
+        net = mlp(1)
+        apply_policy(net, RECOMPUTE, mode="graph")
+        around = nn.SequentialCell(net)
+        with pytest.raises(PolicyError, match=r"takes no gradient, and without one nothing is computed again; give th"):
+            verify_policy(around if either_mode == "GRAPH_MODE" else ms.jit(around), X)
+
     def test_a_step_of_several_nets_needs_the_plan(self) -> None:
-        one, other = transformer(1), transformer(1)
+        one, other = mlp(1), mlp(1)
         other.update_parameters_name("other.")  # one graph takes each name once
-        first = apply_policy(one, of({"cells": "layers.*", "policy": "must_recompute"}), mode="graph")
-        apply_policy(other, of({"cells": "layers.*", "policy": "must_recompute"}), mode="graph")
+        first = apply_policy(one, RECOMPUTE, mode="graph")
+        apply_policy(other, RECOMPUTE, mode="graph")
         gradient, second = ms.value_and_grad(one, None, one.trainable_params()), other
 
         @ms.jit
@@ -192,6 +209,6 @@ class TestVerify:
             return gradient(x), second(x)
 
         with pytest.raises(PolicyError, match=r"several plans are applied \(dict, dict\); say which one: plan=\.\.\."):
-            verify_policy(step, TOKENS)
-        assert verify_policy(step, TOKENS, plan=first).honoured
-        assert verify_policy(jit_step(one), TOKENS).net == "Transformer"
+            verify_policy(step, X)
+        assert verify_policy(step, X, plan=first).honoured
+        assert verify_policy(jit_step(one), X).net == "Net"

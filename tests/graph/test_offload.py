@@ -54,7 +54,7 @@ def as_on_ascend(graph_mode: None, monkeypatch: pytest.MonkeyPatch) -> list[list
     """GRAPH_MODE, and swapping taken for possible; gives the graphs that are read."""
     seen: list[list[Node]] = []
     for module in (applying, verify):
-        monkeypatch.setattr(module, "ladder_of", lambda settings: Ladder(can_swap=True))
+        monkeypatch.setattr(module, "ladder_of", lambda settings: Ladder())
     monkeypatch.setattr(verify, "read_graph", lambda text: seen.append(read_graph(text)) or seen[-1])
     return seen
 

@@ -31,8 +31,6 @@ from ms_ops.host import slot_bytes
 from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
 
-_MOST_FUSED_BYTES = 4 * 2**20
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -216,7 +214,7 @@ class SwapEngine:
                 small.append(piece)
             else:
                 transfers.append([piece])
-        transfers += fused(small, max(_MOST_FUSED_BYTES, *(piece.nbytes for piece in small))) if small else []
+        transfers += fused(small, max(self.limits.fused, *(piece.nbytes for piece in small))) if small else []
         made = []
         try:
             for pieces in transfers:

@@ -45,14 +45,15 @@ class SwapSettings(BaseModel):
     """Most bytes that may wait on host. None: half of the container's memory, divided by the ranks on this host."""
     window: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
     """Bytes loaded ahead of backward, and not given up yet. More hides more of the reading, and keeps more on the
-    device. On Ascend, if it isn't set: half of what the largest region sends, if that is more."""
+    device. On Ascend, if it isn't set: what the largest region sends, if that is more."""
     pending: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
     """Bytes on their way to host before forward waits. More overlaps more, and keeps more on the device. On Ascend, if
-    it isn't set: what the largest region sends, if that is more."""
+    it isn't set: twice what the largest region sends, if that is more."""
     min_bytes: Bytes = Field(default=ByteSize(2**20), ge=0)
     """Smaller tensors stay: they cost more time than they save memory."""
     fuse_below: Bytes = Field(default=ByteSize(2**20), ge=0)
-    """Smaller tensors of one region travel together, as far as `min_bytes` lets them go at all. 0: each on its own."""
+    """Smaller tensors of one region travel together, as far as `min_bytes` lets them go at all: in transfers of at most
+    4 MiB, `pending`, and an eighth of `window`. 0: each on its own."""
     folder: Path | None = None
     """Where the `file` tier keeps its files. None: the system's temporary folder."""
     slab: Bytes = Field(default=ByteSize(64 * 2**20), gt=0)

@@ -43,6 +43,10 @@ extern "C" aclError ascsim_missing(const char *function) {
   if (begins_with(name, "aclmdl") || begins_with(name, "aclopExecute") || begins_with(name, "aclopCompileAndExecute")) {
     return fail(kNotSupported, "%s is not emulated", function);
   }
+  if (begins_with(name, "rtKernelLaunch")) {
+    return fail(kNotSupported, "%s is not emulated: it runs a kernel that MindSpore has made, as those into which the jit "
+                "level O1 joins operators; use O0", function);
+  }
   return kSuccess;
 }
 

@@ -33,28 +33,6 @@ def fake_wheel(folder, version, plugin=False):
     return {"PYTHONPATH": str(folder)}
 
 
-def test_an_operator_that_is_missing_fails_by_its_name(emulated):
-    done = emulated(
-        """
-        import numpy as np
-        import mindspore as ms
-        from mindspore import mint, ops
-
-        ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
-        x = ms.Tensor(np.ones((2, 3), np.float32))
-        for call in (lambda: mint.roll(x, 1, 0), lambda: ops.topk(x, 2)):
-            try:
-                call()
-                ms.runtime.synchronize()
-            except RuntimeError as error:
-                print(error)
-        """
-    )
-    assert "the operator aclnnRoll is not emulated" in done.stdout
-    assert "the operator TopK (aclop) is not emulated, here of [2, 3]" in done.stderr
-    assert "TopK" in done.stdout
-
-
 def test_every_collective_call_fails_by_its_name(emulated, emulator_environment):
     library = emulator_environment["ASCSIM_LIBRARY"]
     listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout

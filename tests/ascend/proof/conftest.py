@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+FIGURES = Path(__file__).with_name("figures_program.py")
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -31,6 +33,7 @@ def script(emulator_environment: dict[str, str], tmp_path_factory: pytest.TempPa
     return run
 
 
-def marked(lines: str, mark: str) -> Sequence[str]:
-    """What stands behind a mark, line by line."""
-    return [line.removeprefix(mark) for line in lines.splitlines() if line.startswith(mark)]
+@pytest.fixture(scope="session")
+def figures(emulated: Any) -> dict[str, Any]:
+    """What one process has found out about calls, peaks and limits of memory."""
+    return emulated(FIGURES, timeout=280).json()

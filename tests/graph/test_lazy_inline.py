@@ -13,6 +13,8 @@ from hyper_parallel import apply_policy, verify_policy
 from tests.graph.nets import Net, of
 from tests.helpers import numbers, seeded
 
+pytestmark = pytest.mark.usefixtures("another_graph_last")
+
 
 class Late(nn.Cell):
     """Three products around two activations."""

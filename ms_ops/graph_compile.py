@@ -14,7 +14,7 @@ from typing import Any
 from weakref import ref
 
 import mindspore as ms
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 from mindspore._c_expression import JitExecutor_, RuntimeConf, dump_func_graph
 from mindspore.graph import api
 from mindspore.graph.jit_config import JitConfig
@@ -175,17 +175,25 @@ def graph_of_function(function: Callable[..., Any], inputs: tuple, jit_level: st
     owner = getattr(plain, "__self__", None) or getattr(function, "__self__", None)
     plain = getattr(plain, "__func__", plain)
     config = JitConfig(**({} if jit_level is None else {"jit_level": jit_level}))
+    with _frontend_only():
+        return _graph_of(plain, owner, inputs, config)
+
+
+def _graph_of(function: Callable[..., Any], owner: Any, inputs: tuple, config: JitConfig) -> str:
     before = set(api.ms_compile_cache)
-    executor = api._JitExecutor(plain, int(time.time() * 1e9), None, owner, config)
+    executor = api._JitExecutor(function, int(time.time() * 1e9), None, owner, config)
     try:
-        with _frontend_only():
-            phase = executor.compile(plain.__name__, *inputs)
+        phase = executor.compile(function.__name__, *inputs)
         return dump_func_graph(JitExecutor_.get_instance().get_func_graph(phase))
     finally:
         new = set(api.ms_compile_cache) - before
         api.ms_compile_cache.difference_update(new)
         if new:
             JitExecutor_.get_instance().del_net_res(None, new)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x
 
 
 @contextlib.contextmanager
@@ -197,6 +205,8 @@ def _frontend_only() -> Iterator[None]:
     try:
         yield
     finally:
+        # after a graph under lazy_inline MindSpore's CPU back end would refuse whatever runs next
+        _graph_of(_nothing, None, (Tensor(0),), JitConfig())
         if before is None:
             del os.environ[_FRONTEND_ONLY]
         else:

@@ -5,9 +5,6 @@ from collections.abc import Iterator
 import mindspore as ms
 import pytest
 
-from tests.graph.nets import jit_step, mlp
-from tests.helpers import numbers
-
 
 @pytest.fixture
 def graph_mode() -> Iterator[None]:
@@ -23,10 +20,3 @@ def either_mode(request: pytest.FixtureRequest) -> Iterator[str]:
         ms.set_context(mode=ms.GRAPH_MODE)
     yield request.param
     ms.set_context(mode=ms.PYNATIVE_MODE)
-
-
-@pytest.fixture(scope="module")
-def another_graph_last() -> Iterator[None]:
-    """Have MindSpore forget that the last graph was under lazy_inline: its CPU back end would refuse what runs next."""
-    yield
-    jit_step(mlp(1))(numbers(2, 4))

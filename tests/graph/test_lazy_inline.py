@@ -5,6 +5,7 @@ MindSpore gives a recomputed one a second graph with the copies, and tells in an
 
 from typing import Any
 
+import mindspore as ms
 import pytest
 from mindspore import Tensor, lazy_inline, nn
 from mindspore.ops import operations
@@ -12,8 +13,6 @@ from mindspore.ops import operations
 from hyper_parallel import apply_policy, verify_policy
 from tests.graph.nets import Net, of
 from tests.helpers import numbers, seeded
-
-pytestmark = pytest.mark.usefixtures("another_graph_last")
 
 
 class Late(nn.Cell):
@@ -63,3 +62,13 @@ def test_a_block_beside_one_that_is_recomputed_computes_nothing_again() -> None:
     assert report.honoured
     assert report.recomputed == CASES["full"][1]
     assert report.gates == 1
+
+
+def test_nets_train_in_pynative_mode_after_one_under_lazy_inline_was_verified(graph_mode: None) -> None:
+    net = Net(Late())
+    apply_policy(net, of({"cells": "blocks.*", "policy": "must_recompute"}), mode="graph")
+    verify_policy(net, numbers(2, 4))
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    other = nn.WithLossCell(nn.Dense(4, 4), nn.MSELoss())
+    step = nn.TrainOneStepCell(other, nn.Adam(other.trainable_params()))  # the optimizer is compiled
+    assert step(numbers(2, 4), numbers(2, 4)) > 0

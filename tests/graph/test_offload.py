@@ -14,8 +14,6 @@ from ms_ops.graph_ir import Node, read_graph
 from tests.graph.nets import Net, of
 from tests.helpers import numbers, seeded
 
-pytestmark = pytest.mark.usefixtures("another_graph_last")
-
 X = numbers(2, 4)
 
 

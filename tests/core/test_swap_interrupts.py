@@ -20,6 +20,7 @@ from hyper_parallel.core.activation_memory.swap_ledger import Ledger
 from hyper_parallel.core.activation_memory.swap_out import Offloads
 from hyper_parallel.core.activation_memory.swap_tensor import SwapTensor
 from ms_ops.copy_thread import CopyThread
+from ms_ops.cpu import CpuBackEnd
 from ms_ops.host import Tier
 from ms_ops.storage import Storage
 from tests.core.swap_fakes import FakeTier, engine_with, group_of, tensor_of, wait_for
@@ -182,8 +183,9 @@ def main_thread_waits(engine: SwapEngine) -> bool:
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     if frame.f_code is not threading.Condition.wait.__code__:
         return False
+    assert isinstance(engine.back_end, CpuBackEnd)
     here = frame.f_locals
-    return here.get("self") is engine.back_end._changed and "gotit" in here  # type: ignore[attr-defined]
+    return here.get("self") is engine.back_end._changed and "gotit" in here
 
 
 def test_statistics_go_on_when_an_engine_is_replaced(manager: SwapManager) -> None:

@@ -12,6 +12,14 @@ X = numbers(2, 4)
 SELECTIVE = of({"cells": "blocks.*", "preset": "selective"})
 
 
+class OneDense(nn.Cell):
+    """What cells have that run operators by functions between two calls of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+
+
 class Dropping(nn.Cell):
     """Dropout by a cell and by a function, and a counter."""
 
@@ -61,12 +69,8 @@ class TestFunctions:
         ]
 
     def test_two_nets_under_different_plans_keep_their_own(self) -> None:
-        class Functions(nn.Cell):
+        class Functions(OneDense):
             """Operators by functions."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.dense = nn.Dense(4, 4)
 
             def construct(self, x: Tensor) -> Tensor:
                 return self.dense(ops.tanh(ops.matmul(self.dense(x), x.T)).sum(1, keepdims=True) * x)
@@ -79,12 +83,8 @@ class TestFunctions:
         assert "MatMulExt" not in report.recomputed and report.recomputed["Tanh"] == 1
 
     def test_a_function_that_one_region_keeps_and_another_recomputes_is_reported(self) -> None:
-        class Product(nn.Cell):
+        class Product(OneDense):
             """A matrix product by a function, of which backward needs the result."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.dense = nn.Dense(4, 4)
 
             def construct(self, x: Tensor) -> Tensor:
                 return self.dense(ops.tanh(ops.sigmoid(ops.matmul(self.dense(x), x.T))) @ x)

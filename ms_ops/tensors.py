@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, mint
 from mindspore.context import _context, ms_ctx_param
 from mindspore.ops.auto_generate.gen_ops_prim import as_strided_op
 
-from ms_ops.autograd import without_history
+from ms_ops.autograd import alias, without_history
 
 # what is used here is MindSpore's own, before `ms_ops.writes` wraps it for everybody else
 _set_data = Parameter.set_data
@@ -58,7 +58,7 @@ def checksum(tensor: Tensor) -> int:
 def copy_of(tensor: Tensor) -> Tensor:
     """The same bytes in a storage of their own, without history; queued, so that later writes don't reach it."""
     with without_history():
-        return ms.ops.stop_gradient(tensor).copy()
+        return alias(tensor, tracked=False).copy()
 
 
 def rebind(parameter: Parameter, tensor: Tensor) -> None:

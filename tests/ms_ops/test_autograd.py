@@ -30,6 +30,7 @@ from ms_ops.autograd import (
     saved_tensors_hooks,
     wait_for_operators,
 )
+from ms_ops.dispatch import Interception
 
 
 def numbers(*shape: int) -> Tensor:
@@ -202,6 +203,26 @@ def test_an_alias_shares_the_storage() -> None:
     twin = alias(x, tracked=False)
     assert twin is not x
     assert twin.data_ptr() == x.data_ptr()
+
+
+def test_making_an_alias_runs_no_operator() -> None:
+    seen: list[str] = []
+
+    def note(name: str, run: Callable[..., Any], args: tuple) -> Any:
+        seen.append(name)
+        return run(*args)
+
+    with Interception(note):
+        ops.tanh(alias(numbers(2), tracked=False))
+    assert seen == ["Tanh"]
+
+
+def test_an_alias_of_a_parameter_is_not_the_parameter() -> None:
+    weight = Parameter(numbers(2), name="weight")
+    twin = alias(weight, tracked=False)
+    weight.set_data(numbers(2) + 1)
+    assert not isinstance(twin, Parameter) and not is_parameter(twin)
+    assert (twin.asnumpy() == numbers(2).asnumpy()).all()
 
 
 # ---- the guard on gradient calls

@@ -4,7 +4,7 @@ import math
 import sys
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +23,8 @@ class CopyThread:
     def __init__(self, lock: Any, failed: Callable[[BaseException], None] = lambda error: None) -> None:
         self._failed = failed
         self._wake = threading.Condition(lock)
-        self._jobs: deque[tuple[Any, Callable[[Any], None]]] = deque()
+        self._jobs: OrderedDict[int, tuple[Any, Callable[[Any], None]]] = OrderedDict()
+        """By the ids of the items, the next one first."""
         self._timer: tuple[float, Callable[[], None]] | None = None
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0.0
@@ -31,11 +32,16 @@ class CopyThread:
         self._stopped = False
 
     def submit(self, item: Any, work: Callable[[Any], None], urgent: bool = False) -> None:
-        """Queue a job; an urgent one is next."""
+        """Queue a job; an urgent one is next.
+
+        Raises:
+            ValueError: The item is queued already.
+        """
+        if id(item) in self._jobs:
+            raise ValueError(f"a job for {item} is queued already")
+        self._jobs[id(item)] = item, work
         if urgent:
-            self._jobs.appendleft((item, work))
-        else:
-            self._jobs.append((item, work))
+            self.hurry(item)
         self._start()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
@@ -46,19 +52,12 @@ class CopyThread:
 
     def cancel(self, item: Any) -> bool:
         """Forget a job that has not begun; False if there is none."""
-        index = self._index_of(item)
-        if index is None:
-            return False
-        del self._jobs[index]
-        return True
+        return self._jobs.pop(id(item), None) is not None
 
     def hurry(self, item: Any) -> None:
         """Make a queued job the next one."""
-        index = self._index_of(item)
-        if index is not None:
-            job = self._jobs[index]
-            del self._jobs[index]
-            self._jobs.appendleft(job)
+        if id(item) in self._jobs:
+            self._jobs.move_to_end(id(item), last=False)
 
     def stop(self) -> None:
         """End the thread after the job that runs now; queued jobs are dropped. Called without the lock."""
@@ -69,9 +68,6 @@ class CopyThread:
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _index_of(self, item: Any) -> int | None:
-        return next((index for index, (queued, _) in enumerate(self._jobs) if queued is item), None)
 
     def _start(self) -> None:
         if self._thread is None:
@@ -85,7 +81,7 @@ class CopyThread:
         with self._wake:
             while not self._stopped:
                 if self._jobs:
-                    item, work = self._jobs.popleft()
+                    _, (item, work) = self._jobs.popitem(last=False)
                     self._guarded(work, item)
                     del item, work
                     continue

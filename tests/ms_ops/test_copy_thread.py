@@ -93,6 +93,14 @@ def test_a_job_that_has_not_begun_can_be_cancelled(desk: Desk) -> None:
     assert desk.finish() == [items[1]]
 
 
+def test_an_item_that_is_queued_is_refused(desk: Desk) -> None:
+    desk.hold()
+    desk.submit("a")
+    with pytest.raises(ValueError, match="a job for a is queued already"):
+        desk.submit("a")
+    assert desk.finish() == ["a"]
+
+
 def test_equal_items_are_told_apart_by_identity(desk: Desk) -> None:
     desk.hold()
     first, second = [1], [1]

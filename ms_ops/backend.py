@@ -42,9 +42,8 @@ class DeviceStorage(Protocol):
     address: int
     """Where it begins, which tells storages apart while they are held."""
     nbytes: int
-
-    def layout_of(self, tensor: Tensor) -> Layout:
-        """How a tensor lies in this storage."""
+    layout: Layout
+    """How the tensor lies in it for which it was asked."""
 
     def tensor(self, layout: Layout, piece: Any) -> Tensor:
         """A tensor without history over these bytes, which are those of the piece."""

@@ -25,37 +25,44 @@ class Layout(NamedTuple):
     """In elements."""
 
 
+def layout_in(nbytes: int, tensor: Tensor) -> Layout:
+    """How a tensor lies in its storage of so many bytes."""
+    if tensor.nbytes == nbytes and tensor.is_contiguous():
+        return Layout(tensor.shape, tensor.dtype)
+    return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
+
+
 class Storage:
-    """A storage on the device, held: its memory stays while this object lives. It holds no history."""
+    """A storage on the device, held: its memory stays while this object lives. It holds no history.
 
-    __slots__ = ("_storage", "address", "nbytes")
+    Args:
+        tensor: A tensor that lies in it. Asking the first one of a group waits until every dispatched operator has run.
 
-    def __init__(self, storage: Any) -> None:
-        self._storage = storage
+    Raises:
+        RuntimeError: It has no storage yet: made, but never used ("Current Tensor has no device").
+    """
+
+    __slots__ = ("_alias", "_storage", "address", "layout", "nbytes")
+
+    def __init__(self, tensor: Tensor) -> None:
+        storage = self._storage = tensor.untyped_storage()
+        alias = self._alias = tensor.data
         self.address: int = storage.data_ptr()
-        self.nbytes: int = storage.nbytes()
+        nbytes = self.nbytes = storage.nbytes()
+        self.layout = layout_in(nbytes, alias)
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Storage | None":
-        """The storage that a tensor lies in; None if it has none yet, or its owner has freed it (`resize_(0)`).
-
-        Asking the first tensor of a group waits until every dispatched operator has run.
-        """
+        """The storage that a tensor lies in; None if it has none yet, or its owner has freed it (`resize_(0)`)."""
         try:
-            found = cls(tensor.untyped_storage())
-            return found if found.nbytes or not tensor.nbytes else None
-        except RuntimeError:  # "Current Tensor has no device": made, but never used
+            found = cls(tensor)
+        except RuntimeError:
             return None
-
-    def layout_of(self, tensor: Tensor) -> Layout:
-        """How a tensor lies in this storage."""
-        if tensor.nbytes == self.nbytes and tensor.is_contiguous():
-            return Layout(tensor.shape, tensor.dtype)
-        return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
+        return found if found.nbytes or not tensor.nbytes else None
 
     def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
         """A tensor without history over these bytes (zero-copy), which it holds until its last reader has run."""
-        return tensor_over(self.array(), layout)
+        return self._alias if layout is self.layout or layout == self.layout else tensor_over(self.array(), layout)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

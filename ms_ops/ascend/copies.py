@@ -20,20 +20,20 @@ from mindspore.ops.auto_generate.gen_ops_prim import as_strided_op
 
 from ms_ops.ascend.pinned import PinnedSlot
 from ms_ops.autograd import without_history
-from ms_ops.storage import Layout, array_type
+from ms_ops.storage import Layout, array_type, layout_in
 from ms_ops.tensors import copy_into, view_of
 
 
 class DeviceStorage:
     """A storage on the device, held: its memory stays while this object lives. It holds no history."""
 
-    __slots__ = ("_alias", "_layout", "address", "nbytes")
+    __slots__ = ("_alias", "address", "layout", "nbytes")
 
     def __init__(self, storage: Any, tensor: Tensor) -> None:
         self._alias = tensor.data
-        self._layout: Layout | None = None
         self.address: int = storage.data_ptr()
         self.nbytes: int = storage.nbytes()
+        self.layout = layout_in(self.nbytes, self._alias)
 
     @classmethod
     def of(cls, tensor: Tensor) -> "DeviceStorage | None":
@@ -46,16 +46,9 @@ class DeviceStorage:
         except RuntimeError:  # "Current Tensor has no device": made, but never used
             return None
 
-    def layout_of(self, tensor: Tensor) -> Layout:
-        """How a tensor lies in this storage."""
-        layout = _layout(tensor, self.nbytes)
-        if self._layout is None:
-            self._layout = _layout(self._alias, self.nbytes)
-        return self._layout if layout == self._layout else layout
-
     def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
         """A tensor without history over these bytes."""
-        if layout is self._layout or layout == self._layout:
+        if layout is self.layout or layout == self.layout:
             return self._alias
         with without_history():
             if layout.strides is not None and layout.dtype == self._alias.dtype and self._alias.ndim:
@@ -86,12 +79,6 @@ class DeviceStorage:
     def checksum(self, before: int = 0) -> int:
         """A CRC-32 of the bytes, that of what comes before them given. Waits for the device."""
         return checksum(self._alias if not self._alias.ndim else self._flat(), before)
-
-
-def _layout(tensor: Tensor, nbytes: int) -> Layout:
-    if tensor.nbytes == nbytes and tensor.is_contiguous():
-        return Layout(tensor.shape, tensor.dtype)
-    return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
 
 
 def is_plain(layout: Layout, slot: PinnedSlot) -> bool:

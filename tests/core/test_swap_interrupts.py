@@ -18,11 +18,10 @@ from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_in import Loads
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
 from hyper_parallel.core.activation_memory.swap_out import Offloads
-from hyper_parallel.core.activation_memory.swap_tensor import SwapTensor
+from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapTensor
 from ms_ops.copy_thread import CopyThread
 from ms_ops.cpu import CpuBackEnd
 from ms_ops.host import Tier
-from ms_ops.storage import Storage
 from tests.core.swap_fakes import FakeTier, engine_with, group_of, tensor_of, wait_for
 from tests.core.swap_nets import BYTES, KINDS, X, assert_clean, net
 from tests.helpers import SWAP, Record, assert_same, gradients
@@ -85,7 +84,7 @@ def interrupted(owner: type, name: str, call: int) -> Iterator[list[int]]:
 
 WITHIN = [
     (SwapEngine, "_add"),
-    (Storage, "layout_of"),
+    (Piece, "__init__"),
     (Ledger, "move"),
     (Ledger, "count"),
     (SwapTensor, "move"),

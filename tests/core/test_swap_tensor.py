@@ -29,7 +29,7 @@ PAIRS = list(itertools.product(S, S))
 
 
 def entry(state: SwapState = S.RESIDENT) -> SwapTensor:
-    piece = Piece(SimpleNamespace(nbytes=24, address=64), Layout((2, 3), ms.float32), None)
+    piece = Piece(SimpleNamespace(nbytes=24, address=64, layout=Layout((2, 3), ms.float32)), None)
     made = SwapTensor([piece], SimpleNamespace(path="layers.4"))
     made.state = state
     return made

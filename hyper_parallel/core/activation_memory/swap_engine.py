@@ -28,7 +28,6 @@ from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, 
 from hyper_parallel.core.errors import ActivationMemoryError, SwapStateError
 from ms_ops.backend import BackEnd
 from ms_ops.host import slot_bytes
-from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -164,27 +163,26 @@ class SwapEngine:
             self._offloads.raise_failure(self._group_count)
             self._offloads.end_region()
             self._count_left(group)
-            taken: list[tuple[SwapHandle, int, Layout]] = []
+            taken: list[tuple[SwapHandle, Any]] = []
             new: dict[int, Piece] = {}
             for handle, storage in zip(handles, storages, strict=True):
-                tensor = handle.tensor
-                assert tensor is not None
-                if storage is None or (why := left_alone.get(storage.address, "")):
-                    why = "held_bytes" if storage is None else why
-                    self.ledger.count(group.path, why, tensor.nbytes)
+                if storage is None or left_alone.get(storage.address):
+                    why = "held_bytes" if storage is None else left_alone[storage.address]
+                    self.ledger.count(group.path, why, handle.nbytes)
                     continue
-                address, layout = storage.address, storage.layout_of(tensor)
+                address = storage.address
                 if address in new or address in self._by_address:
-                    self.ledger.count(group.path, "duplicate_bytes", tensor.nbytes)
+                    self.ledger.count(group.path, "duplicate_bytes", handle.nbytes)
                 else:
-                    new[address] = Piece(storage, layout, held.get(address))
-                taken.append((handle, address, layout))
+                    new[address] = Piece(storage, held.get(address))
+                taken.append((handle, storage))
             if new:
                 self._add(group, list(new.values()))
-            for handle, address, layout in taken:
-                entry, handle.piece = self._by_address[address]
+            for handle, storage in taken:
+                entry, piece = self._by_address[storage.address]
                 entry.handles += 1
-                handle.entry, handle.layout, handle.tensor = entry, layout, None
+                layout = piece.layout if storage.layout == piece.layout else storage.layout
+                handle.entry, handle.piece, handle.layout, handle.tensor = entry, piece, layout, None
             if not group.is_manual:
                 self._offloads.hold(group.entries)
 
@@ -307,7 +305,8 @@ class SwapEngine:
             entry.handles -= 1
             if entry.handles == 0 and entry.state is not SwapState.RELEASED:
                 self._release(entry)
-        self._loads.take_back()
+        if self._loads.given_up:
+            self._loads.take_back()
 
     def _release(self, entry: SwapTensor) -> None:
         was = entry.state

@@ -34,7 +34,7 @@ _VIEWS_AND_CASTS = VIEWS | {"Cast"}
 class SwapHandle:
     """What holds one saved tensor's place; many may share one `SwapTensor`."""
 
-    __slots__ = ("__weakref__", "entry", "group", "layout", "piece", "tensor")
+    __slots__ = ("__weakref__", "entry", "group", "layout", "nbytes", "piece", "tensor")
 
     entry: SwapTensor
     piece: Piece
@@ -42,9 +42,9 @@ class SwapHandle:
     tensor: Tensor | None
     """The tensor itself, until its group has taken it over."""
 
-    def __init__(self, group: "SwapGroup", tensor: Tensor) -> None:
+    def __init__(self, group: "SwapGroup", tensor: Tensor, nbytes: int) -> None:
         self.tensor = tensor  # first, since `__del__` asks for it however early this ends
-        self.group = group
+        self.group, self.nbytes = group, nbytes
 
     def get(self) -> Tensor:
         """The tensor, loaded if it has to be."""
@@ -169,7 +169,7 @@ class SwapGroup(Watched):
             return Kept(tensor)
         if self.is_smoothed:
             self.engine.saves(self, nbytes)
-        handle = SwapHandle(self, tensor)
+        handle = SwapHandle(self, tensor, nbytes)
         self._handles.append(weakref.ref(handle))
         return handle
 

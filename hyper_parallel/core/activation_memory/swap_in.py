@@ -69,7 +69,7 @@ class Loads:
         self._reap = reap
         self._readers: dict[int, _Reader] = {}
         self._buffers: dict[int, tuple[Any, int, SwapTensor]] = {}
-        self._given_up: deque[int] = deque()
+        self.given_up: deque[int] = deque()
         """Keys of buffers whose memory is free; filled by finalizers, which run on MindSpore's threads, too."""
         self._count = 0
         self._loaded: dict[int, SwapTensor] = {}
@@ -277,14 +277,14 @@ class Loads:
 
     def _follow(self, loaded: Any, entry: SwapTensor) -> None:
         key = self._count = self._count + 1
-        given_up = self._given_up
+        given_up = self.given_up
         self._buffers[key] = (self._back_end.follow(loaded, lambda: given_up.append(key)), entry.nbytes, entry)
 
     def take_back(self) -> None:
         """Count what has been given up since."""
         nbytes = 0
-        while self._given_up:
-            found = self._buffers.pop(self._given_up.popleft(), None)
+        while self.given_up:
+            found = self._buffers.pop(self.given_up.popleft(), None)
             if found is not None:
                 nbytes += found[1]
         if nbytes:

@@ -198,7 +198,8 @@ class Offloads:
             self._waiting.remove(entry)
             self._waiting_bytes -= entry.nbytes
         entry.move(SwapState.RESIDENT)
-        self._submit()
+        if self._waiting:
+            self._submit()
 
     def forget(self, group: Any) -> None:
         """Backward reads this group: what was held of it stays."""

@@ -49,7 +49,7 @@ def transfer(back_end: AscendBackEnd, *tensors: Tensor) -> SimpleNamespace:
         storage = back_end.storage_of(tensor)
         begin = -(-end // 64) * 64
         pieces.append(SimpleNamespace(storage=storage, nbytes=storage.nbytes, offset=begin))
-        layouts.append(storage.layout_of(tensor))
+        layouts.append(storage.layout)
         end = begin + storage.nbytes
     return SimpleNamespace(
         pieces=pieces,

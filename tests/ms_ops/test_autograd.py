@@ -229,6 +229,7 @@ def test_an_alias_of_a_parameter_is_not_the_parameter() -> None:
 
 
 def test_the_names_of_the_gradient_entries_exist_and_are_guarded() -> None:
+    guard_gradient_calls()
     for module_name, name in _GRADIENT_ENTRIES:
         assert hasattr(getattr(importlib.import_module(module_name), name), "_hp_guarded"), (module_name, name)
 

@@ -184,6 +184,8 @@ def _write_all(fd: int, views: list[memoryview], offset: int) -> int:
                 rest.append(view[left:])
             left = max(0, left - len(view))
         count = os.pwritev(fd, rest, offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, f"the disk took {done} of {total} bytes, and no more")
         done += count
     return total
 

@@ -15,7 +15,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore.graph.api import _pynative_executor
 
-from hyper_parallel import CheckpointPolicy, HostMemoryError, SwapManager, activation_policy, swap
+from hyper_parallel import CheckpointPolicy, HostMemoryError, SwapManager, activation_policy, apply_policy, swap
 from hyper_parallel.core.activation_memory.swap_manager import _close_at_exit
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
 from tests.helpers import Layer, Stack, assert_same, gradients, numbers, seeded, settled
@@ -228,6 +228,25 @@ def test_swapped_inputs_that_do_not_fit_stay_and_the_region_is_still_replayed(ma
     assert_same(gradients(net, X, wait=True), expected)
     assert Two.calls == 6
     assert manager.stats().offloaded_bytes == BYTES
+
+
+@pytest.mark.parametrize(
+    ("ladder", "told"),
+    [
+        (["recompute", "keep"], "layers.2: 1 call recomputed instead of swapped, since the host was exhausted"),
+        (["keep"], "layers.2: 1 call kept on the device instead of swapped, since the host was exhausted"),
+    ],
+)
+def test_the_plan_tells_which_regions_took_the_ladder(manager: SwapManager, ladder: list[str], told: str) -> None:
+    manager.configure()
+    room = {"tier": "host", "host_budget": 2 * 4096, "min_bytes": 0, "when_exhausted": ladder}
+    net = plain()
+    plan = apply_policy(net, {"version": 1, "rules": [{"cells": "layers.*", "policy": "must_swap"}], "swap": room})
+    assert not any("instead of swapped" in note for note in plan.notes)
+    gradients(net, X, wait=True)
+    assert [note for note in plan.notes if "instead of swapped" in note] == [told]
+    assert f"note: {told}" in plan.describe().splitlines()
+    plan.remove()
 
 
 def test_a_ladder_without_keep_swaps_inputs_or_raises(manager: SwapManager) -> None:

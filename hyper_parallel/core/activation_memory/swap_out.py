@@ -95,7 +95,7 @@ class Offloads:
         except TierFull as full:
             entry.stays = True
             if "keep" in self._settings.when_exhausted:
-                self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+                self._keeps(entry)
                 return False
             raise HostMemoryError(
                 f"{entry.group.path}: no room on host for {entry}: {full.reason}; raise host_budget, give the file "
@@ -215,7 +215,7 @@ class Offloads:
             self.free_slot(entry)
             if not entry.group.is_manual:  # else the user may launch it again
                 entry.stays = True
-                self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+                self._keeps(entry)
             self._troubled(entry, error)
         else:
             entry.move(SwapState.ON_HOST)
@@ -234,6 +234,11 @@ class Offloads:
         is_allowed = "keep" in self._settings.when_exhausted and isinstance(error, OSError)
         if not is_allowed and entry.group.index > self._told.get(entry.group.thread, 0):
             self._failures[entry.group.thread] = error
+
+    def _keeps(self, entry: SwapTensor) -> None:
+        """The host can't take it: a step of the ladder, which plans tell of."""
+        self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+        self._ledger.count(entry.group.path, "no_room_bytes", entry.nbytes)
 
     def free_slot(self, entry: SwapTensor) -> None:
         """The tier may use its slot again."""

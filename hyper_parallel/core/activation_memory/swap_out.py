@@ -46,7 +46,7 @@ class Offloads:
         ledger: Ledger,
         on_host: Callable[[SwapTensor], None],
     ) -> None:
-        self._failures: dict[int, BaseException] = {}
+        self._failures: dict[int, HostMemoryError] = {}
         """Why a copy of what a thread swapped has failed, until that thread has been told."""
         self._told: dict[int, int] = {}
         """Up to which group each thread has been told: a step fails once, however many of its copies do."""
@@ -64,7 +64,7 @@ class Offloads:
         """When the last copy has ended, for the trace."""
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> HostMemoryError | None:
         """Why a copy of what this thread swapped has failed, if it has not been told yet."""
         return self._failures.get(threading.get_ident())
 
@@ -110,31 +110,34 @@ class Offloads:
 
     def begin_region(self) -> None:
         """There is computation after the group that this thread holds."""
-        before, self._elsewhere = self._elsewhere, []
-        self.launch([*before, *self._held.pop(threading.get_ident(), ())])
+        thread = threading.get_ident()
+        before = [entry for entry in self._elsewhere if entry.group.thread == thread]
+        self._elsewhere = [entry for entry in self._elsewhere if entry.group.thread != thread]
+        self.launch([*before, *self._held.pop(thread, ())])
         for entry in self._elsewhere:
-            entry.begins_waited += 1
+            entry.begins_waited += entry.group.thread == thread
 
     def end_region(self) -> None:
         """A group closes: there was computation after the one that this thread holds."""
         self.launch(self._held.pop(threading.get_ident(), ()))
 
     def _launch_all_held(self) -> None:
-        """On the copy thread: nothing came after the groups for a while, so that they are no step's last ones."""
-        held, self._held = self._held, {}
-        for thread, entries in held.items():
-            try:
-                self.launch(entries)
-            except HostMemoryError as error:
-                self._failures[thread] = error
+        """On the copy thread: nothing came after the groups for a while, so that they are no step's last ones.
 
-    def launch(self, entries: Iterable[SwapTensor]) -> None:
-        """Send them, as far as the limit lets them go now."""
+        They may be all the same, in a step that was slow. So nothing asks for room here that no step has asked for:
+        what other code has held waits for the next region.
+        """
+        held, self._held = self._held, {}
+        for entries in held.values():
+            self.launch(entries, late=False)
+
+    def launch(self, entries: Iterable[SwapTensor], late: bool = True) -> None:
+        """Send them, as far as the limit lets them go now; `late`: room may be looked for that none of them has yet."""
         try:
             for entry in entries:
                 if entry.state is not SwapState.RESIDENT or entry.stays:
                     continue
-                if entry.is_held_elsewhere:
+                if entry.is_held_elsewhere or not (late or entry.slot):
                     self._elsewhere.append(entry)
                 elif entry.slot is not None or self._take_slot_late(entry):
                     entry.move(SwapState.OFFLOADING)
@@ -233,7 +236,14 @@ class Offloads:
     def _troubled(self, entry: SwapTensor, error: BaseException) -> None:
         is_allowed = "keep" in self._settings.when_exhausted and isinstance(error, OSError)
         if not is_allowed and entry.group.index > self._told.get(entry.group.thread, 0):
-            self._failures[entry.group.thread] = error
+            failure = HostMemoryError(
+                f"{entry}: a copy to the {self._tier.name} tier failed: {error}; {self._tier.used} of "
+                f"{self._tier.limit} bytes are in use there. Nothing is lost: the step may be tried again. If it goes "
+                f"on, give the file tier another folder, swap fewer cells, or allow a fallback with "
+                f"when_exhausted=['keep']"
+            )
+            failure.__cause__ = error
+            self._failures[entry.group.thread] = failure
 
     def _keeps(self, entry: SwapTensor) -> None:
         """The host can't take it: a step of the ladder, which plans tell of."""
@@ -257,11 +267,7 @@ class Offloads:
         failure = self.failure
         if failure is not None:
             self.forget_failure(newest)
-            if isinstance(failure, HostMemoryError):
-                raise failure
-            raise HostMemoryError(
-                f"a copy to the {self._tier.name} tier failed: {failure}; nothing is lost: the step may be tried again"
-            ) from failure
+            raise failure
 
 
 _ALIGNMENT = 64

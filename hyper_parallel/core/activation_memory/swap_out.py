@@ -9,6 +9,7 @@ Moving a tensor that other code holds frees nothing. Such a transfer waits until
 looked at whenever a region begins; if backward arrives first, it never leaves.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -102,6 +103,22 @@ class Offloads:
                 f"tier another folder, swap fewer cells, or allow a fallback with when_exhausted=['recompute', 'keep']"
             ) from full
 
+    def reserve(self, entries: list[SwapTensor]) -> None:
+        """See to it that there is room for these when other code lets go of them.
+
+        Where the grace of Note: [What has no computation after it never leaves] ends by itself, how many are launched
+        depends on how fast a step is: the host would be asked for more in whichever step is the first slow one.
+        """
+        if not self._back_end.ends_by_itself:
+            return
+        slots = []
+        with contextlib.suppress(TierFull):
+            for entry in entries:
+                if entry.is_held_elsewhere:
+                    slots.append(self._tier.take(entry.span))
+        for slot in slots:
+            self._tier.give_back(slot)
+
     def hold(self, entries: list[SwapTensor]) -> None:
         """A group has closed: launch these when something comes after them."""
         if entries:
@@ -122,22 +139,21 @@ class Offloads:
         self.launch(self._held.pop(threading.get_ident(), ()))
 
     def _launch_all_held(self) -> None:
-        """On the copy thread: nothing came after the groups for a while, so that they are no step's last ones.
-
-        They may be all the same, in a step that was slow. So nothing asks for room here that no step has asked for:
-        what other code has held waits for the next region.
-        """
+        """On the copy thread: nothing came after the groups for a while, so that they are no step's last ones."""
         held, self._held = self._held, {}
-        for entries in held.values():
-            self.launch(entries, late=False)
+        for thread, entries in held.items():
+            try:
+                self.launch(entries)
+            except HostMemoryError as error:
+                self._failures[thread] = error
 
-    def launch(self, entries: Iterable[SwapTensor], late: bool = True) -> None:
-        """Send them, as far as the limit lets them go now; `late`: room may be looked for that none of them has yet."""
+    def launch(self, entries: Iterable[SwapTensor]) -> None:
+        """Send them, as far as the limit lets them go now."""
         try:
             for entry in entries:
                 if entry.state is not SwapState.RESIDENT or entry.stays:
                     continue
-                if entry.is_held_elsewhere or not (late or entry.slot):
+                if entry.is_held_elsewhere:
                     self._elsewhere.append(entry)
                 elif entry.slot is not None or self._take_slot_late(entry):
                     entry.move(SwapState.OFFLOADING)

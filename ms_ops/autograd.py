@@ -16,7 +16,7 @@ from mindspore import Tensor
 from mindspore._c_expression import MixedPrecisionType
 from mindspore._c_expression.amp import AmpLevel, get_curr_amp_strategy
 from mindspore.graph.api import _pynative_executor
-from mindspore.train.amp import AmpDecorator
+from mindspore.train.amp import AmpDecorator, amp_cast
 
 _seed: Any = import_module("mindspore.common.seed")  # the function of that name hides the module
 
@@ -112,6 +112,11 @@ def _as_they_are() -> Iterator[None]:
 def mixed_precision_is_on() -> bool:
     """Whether operators that run now may take their arguments in another precision than they have."""
     return bool(_cell_precision.stack) or get_curr_amp_strategy() is not None
+
+
+def is_written_cast(value: Any) -> bool:
+    """Whether this is what `auto_mixed_precision` of level O1 writes into the code of cells, to cast arguments."""
+    return value is amp_cast
 
 
 def _no_amp() -> Any:

@@ -71,8 +71,9 @@ class CopyThread:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hyper_parallel-copy", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="hyper_parallel-copy", daemon=True)
+            thread.start()  # the system may refuse: one that never began can't be joined
+            self._thread = thread
         elif self._sleeps_until:
             self._sleeps_until = 0.0
             self._wake.notify()

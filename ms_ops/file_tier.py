@@ -1,5 +1,6 @@
 """The file tier: slots in preallocated files that have no name, with or without the system's page cache."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -116,8 +117,9 @@ class FileTier(WrittenTier):
 
     def write(self, slot: Slot, buffers: Sequence[Any]) -> None:
         end = slot.offset
-        for chunk in self._chunks(buffers):
-            end += _write_all(slot.place, chunk, end)
+        with _naming(self.folder):
+            for chunk in self._chunks(buffers):
+                end += _write_all(slot.place, chunk, end)
 
     def _chunks(self, buffers: Sequence[Any]) -> Iterator[list[memoryview]]:
         """What is written at once."""
@@ -153,7 +155,8 @@ class FileTier(WrittenTier):
     def _read_all(self, fd: int, view: memoryview, offset: int) -> None:
         done = 0
         while done < len(view):
-            count = os.preadv(fd, [view[done:]], offset + done)
+            with _naming(self.folder):
+                count = os.preadv(fd, [view[done:]], offset + done)
             if count == 0:
                 raise OSError(
                     errno.EIO, f"a swapped tensor came back short: {done} of {len(view)} bytes", str(self.folder)
@@ -173,6 +176,15 @@ class FileTier(WrittenTier):
         self.allocated = self._slab_left = 0
 
 
+@contextlib.contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """The system's errors name no file that is known by its descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        raise error if error.errno is None else OSError(error.errno, error.strerror, str(folder)) from error
+
+
 def _write_all(fd: int, views: list[memoryview], offset: int) -> int:
     """Write all of the views, one after the other; how many bytes that were."""
     total = sum(len(view) for view in views)
@@ -184,6 +196,8 @@ def _write_all(fd: int, views: list[memoryview], offset: int) -> int:
                 rest.append(view[left:])
             left = max(0, left - len(view))
         count = os.pwritev(fd, rest, offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, f"the disk took {done} of {total} bytes, and no more")
         done += count
     return total
 

@@ -1,8 +1,10 @@
 """What a reader of a plan should know besides its rows: what has no effect, what is never moved, what is shared."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
+from hyper_parallel.core.activation_memory.swap_stats import CellStats
 from hyper_parallel.policy_file.cells import Node
 from hyper_parallel.policy_file.keeps import Decision, Regions, place
 from hyper_parallel.policy_file.loading import PlacedRule, Source
@@ -65,6 +67,30 @@ def remaining_notes(
         )
     elif source.file.swap.model_fields_set:
         notes.append("swap has no effect: nothing is swapped")
+    return notes
+
+
+def ladder_notes(rows: Sequence[Any], counters: Mapping[str, CellStats]) -> list[str]:
+    """Tell what regions did instead of swapping, since the host was exhausted.
+
+    Args:
+        rows: The rows of a plan, with their paths.
+        counters: What was counted for every region, by its path.
+
+    Returns:
+        A note per region that went down the ladder.
+    """
+    notes = []
+    for path in dict.fromkeys(row.path for row in rows):
+        counted = counters.get(path)
+        if counted is None:
+            continue
+        calls = [(counted.recomputed_regions, "recomputed"), (counted.kept_regions, "kept on the device")]
+        parts = [f"{number} call{'s' if number != 1 else ''} {what}" for number, what in calls if number]
+        if counted.no_room_bytes:
+            parts.append(f"{size_in_words(counted.no_room_bytes)} of other calls kept on the device")
+        if parts:
+            notes.append(f"{path or 'the net'}: {', '.join(parts)} instead of swapped, since the host was exhausted")
     return notes
 
 

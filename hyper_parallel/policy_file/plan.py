@@ -17,6 +17,7 @@ from hyper_parallel.policy_file.describe import resolution_as_text, rules_as_tex
 from hyper_parallel.policy_file.loading import Source, read_policy_file
 from hyper_parallel.policy_file.mindformers.conversion import convert_mindformers
 from hyper_parallel.policy_file.mode import GRAPH, decided
+from hyper_parallel.policy_file.notes import ladder_notes
 from hyper_parallel.policy_file.resolve import PlanRow, Resolution, resolve
 
 
@@ -73,8 +74,15 @@ class PolicyPlan:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know besides: overruled rules, exemptions; empty before the plan is applied."""
-        return list(self._resolution.notes) if self._resolution else []
+        """What a reader should know besides: overruled rules, exemptions; empty before the plan is applied.
+
+        While it is applied also what regions did instead of swapping, since the host was exhausted, until
+        `SwapManager().reset()`.
+        """
+        if self._resolution is None:
+            return []
+        ladder = ladder_notes(self._resolution.rows, SwapManager().regions()) if self.applied else []
+        return self._resolution.notes + ladder
 
     @property
     def stage(self) -> int | None:
@@ -138,6 +146,7 @@ class PolicyPlan:
         else:
             state = f"{'applied to' if self.applied else 'removed from'} {self._net_name}"
             state += " in graph mode" if self._mode == GRAPH else ""
+            resolution = resolution._replace(notes=self.notes)
         counts = f"{len(resolution.rows)} of {resolution.cell_count} cells decided"
         stage = f" (stage {self._stage})" if self._stage is not None else ""
         return "\n".join([f"{self.source}{stage}: {state}, {counts}", *resolution_as_text(resolution)])

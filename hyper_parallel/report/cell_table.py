@@ -19,6 +19,7 @@ _COLUMNS: list[tuple[str, str, str, str]] = [
     ("parameter_bytes", "parameters", _MB, "left alone: parameters, their views and casts"),
     ("small_bytes", "small", _MB, "left alone: below min_bytes"),
     ("kept_bytes", "kept", _MB, "left alone: a policy said so, or the host is exhausted"),
+    ("no_room_bytes", "no room", _MB, "the part of what is kept for which the host had no room"),
     ("recomputed_regions", "recomputed", _COUNT, "calls that were recomputed, since the host is exhausted"),
     ("kept_regions", "kept calls", _COUNT, "calls whose tensors all stayed, since the host is exhausted"),
     ("late_loads", "late loads", _COUNT, "tensors that backward needed before their load was begun"),

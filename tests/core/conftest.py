@@ -1,11 +1,14 @@
 """The swap manager as it begins, and MindSpore as every test must leave it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from mindspore.graph.api import _pynative_executor
 
 from hyper_parallel import SwapManager
+from ms_ops.host import HostTier, Slot
+from tests.core.swap_nets import Sent
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +23,17 @@ def manager() -> Iterator[SwapManager]:
     finally:
         _pynative_executor.set_grad_flag(False)
         SwapManager().configure()
+
+
+@pytest.fixture
+def sent(manager: SwapManager, monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """What goes to host."""
+    manager.configure(min_bytes=0, tier="host", fuse_below=0)
+    found, write = Sent(), HostTier.write
+
+    def spy(tier: HostTier, slot: Slot, buffers: Sequence[Any]) -> None:
+        found.extend(bytes(buffer) for buffer in buffers)
+        write(tier, slot, buffers)
+
+    monkeypatch.setattr(HostTier, "write", spy)
+    return found

@@ -2,14 +2,16 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mindspore import nn
+import numpy as np
+from mindspore import Tensor, nn
 
 from hyper_parallel import SwapManager
 from tests.core.swap_fakes import wait_for
-from tests.helpers import RECOMPUTE, SWAP, Layer, Stack, numbers, on
+from tests.helpers import RECOMPUTE, SWAP, Layer, Stack, assert_same, gradients, numbers, on
 
 X = numbers(8, 8)
 BYTES = 8 * 8 * 4
@@ -43,3 +45,18 @@ def files_in(folder: Path) -> int:
         except OSError:  # the descriptor that lists the folder
             continue
     return found
+
+
+class Sent(list):
+    """The bytes of every storage that went to host."""
+
+    def has(self, tensor: Tensor | Any) -> bool:
+        return np.ascontiguousarray(tensor.asnumpy()).tobytes() in self
+
+
+def assert_exact_and_swapped(make: Callable[[Callable[[nn.Cell], nn.Cell]], nn.Cell], *inputs: Any) -> None:
+    """The net that `make(put)` gives has plain's gradients when cells that are `put` are swapped, and something is."""
+    SwapManager().reset()
+    got = gradients(make(lambda cell: on(cell, SWAP)), *inputs, wait=True)
+    assert_same(got, gradients(make(lambda cell: cell), *inputs))
+    assert SwapManager().stats().offloaded_bytes > 0

@@ -1,7 +1,7 @@
 """`keep_on_device` leaves tensors alone, `swap_tensor_wrapper` has a swapped region take them in any case."""
 
+import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,10 @@ class Reads(nn.Cell):
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
-        self.tables = SimpleNamespace(first=table)  # not a tensor of the cell: those stay anyway
+        self.table = weakref.ref(table)  # what the cell holds stays anyway
 
     def construct(self, x: Tensor) -> Tensor:
-        return ops.tanh(x) * self.tables.first
+        return ops.tanh(x) * self.table()
 
 
 def offloaded(table: Tensor, policy: Any = SWAP, **options: Any) -> int:

@@ -223,6 +223,15 @@ def test_a_read_tensor_that_dies_makes_room_in_the_window() -> None:
         assert tier.first_values("read") == [31, 30, 21, 20, 11, 10]
 
 
+def test_a_graph_that_is_kept_and_read_twice_keeps_to_the_window() -> None:
+    with engine_with(FakeTier(), window=2 * SIZE) as engine:
+        handles = three_layers(engine)
+        for _ in range(2):
+            assert [value_of(handle) for handle in reversed(handles)] == [31, 30, 21, 20, 11, 10]
+        assert engine.ledger.peaks["window"] <= 3 * SIZE
+        assert engine.live_bytes() <= 6 * SIZE + 3 * SIZE  # on host, and what of it is loaded
+
+
 def test_eight_transfers_of_small_tensors_fit_the_window_and_one_what_may_be_on_its_way() -> None:
     small = [tensor_of(value) for value in range(1, 7)]
     for limits in ({"window": 16 * SIZE}, {"pending": 2 * SIZE}):

@@ -16,6 +16,8 @@ import pytest
 from mindspore import nn
 
 from hyper_parallel import HostMemoryError, SwapManager
+from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
+from hyper_parallel.core.activation_memory.swap_group import SwapHandle
 from ms_ops.file_tier import FileTier
 from tests.core.swap_fakes import FakeTier, engine_with, group_of, on_host, tensor_of, value_of, wait_for
 from tests.core.swap_nets import BYTES, DEPTH, KINDS, X, assert_clean, files_in, net
@@ -104,6 +106,52 @@ def test_a_copy_that_finds_no_room_leaves_those_before_it_on_their_way() -> None
             engine.region_begins()
         on_host(first)
         assert [value_of(handle) for handle in (*late, *first)] == [2, 1]
+
+
+def let_go_after_its_region(engine: SwapEngine) -> list[SwapHandle]:
+    """A tensor that other code held until its region had ended: room is asked for when it is launched."""
+    held = tensor_of(1)
+    group = engine.open_group("layer")
+    group.passes(held)
+    with group:
+        return [group.add(held)]
+
+
+def test_a_pause_before_backward_asks_for_no_more_room() -> None:
+    """What the last region was given or gives is launched in a slow step only."""
+    with engine_with(FakeTier()) as engine:
+        handles = let_go_after_its_region(engine)
+        allocated = engine.tier.allocated
+        with engine.back_end.lock:
+            engine._offloads._launch_all_held()
+        on_host(handles)
+        assert engine.tier.allocated == allocated > 0
+
+
+def test_a_thread_does_not_hear_that_another_one_finds_no_room() -> None:
+    heard: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            engine.region_begins()
+        except HostMemoryError as error:
+            heard.append(error)
+
+    with engine_with(FakeTier(limit=1)) as engine:
+        group = engine.open_group("layer")
+        held = tensor_of(1)
+        group.passes(held)
+        with group:
+            handles = [group.add(held)]
+        engine.region_begins()  # it is held still
+        del held
+        other = threading.Thread(target=begin)
+        other.start()
+        other.join(10)
+        assert heard == []
+        begin()
+        assert "no room on host" in str(heard[0])
+        assert value_of(handles[0]) == 1
 
 
 def test_a_file_that_ends_too_early_names_the_tensor(manager: SwapManager, plain: Record, swapping: nn.Cell) -> None:
@@ -263,4 +311,22 @@ def test_ram_that_is_exhausted_is_a_full_tier(manager: SwapManager, monkeypatch:
         patch.setattr("ms_ops.host.np.empty", no_ram)
         with pytest.raises(HostMemoryError, match="there is no RAM for another 4096 bytes"):
             gradients(swapping, X)
+    assert_clean(manager)
+
+
+def test_a_copy_thread_that_can_not_be_started_is_told_and_the_retry_is_right(
+    manager: SwapManager, plain: Record, swapping: nn.Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "hyper_parallel-copy":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            gradients(swapping, X)
+    assert_same(gradients(swapping, X, wait=True), plain)
     assert_clean(manager)

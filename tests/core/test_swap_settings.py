@@ -43,6 +43,7 @@ def test_there_is_one_manager() -> None:
         ({"min_bytes": "many"}, "min_bytes='many'"),
         ({"folder": 3}, "folder=3"),
         ({"when_exhausted": "keep"}, "when_exhausted='keep'"),
+        ({"tier": "host", "direct_io": True}, "Value error, direct_io is for the file tier"),
         ({"when_exhausted": ["recompute", "wait"]}, "when_exhausted.1='wait'"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore.graph.api import _pynative_executor
 
-from hyper_parallel import CheckpointPolicy, HostMemoryError, SwapManager, activation_policy, swap
+from hyper_parallel import CheckpointPolicy, HostMemoryError, SwapManager, activation_policy, apply_policy, swap
 from hyper_parallel.core.activation_memory.swap_manager import _close_at_exit
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
 from tests.helpers import Layer, Stack, assert_same, gradients, numbers, seeded, settled
@@ -228,6 +228,27 @@ def test_swapped_inputs_that_do_not_fit_stay_and_the_region_is_still_replayed(ma
     assert_same(gradients(net, X, wait=True), expected)
     assert Two.calls == 6
     assert manager.stats().offloaded_bytes == BYTES
+
+
+@pytest.mark.parametrize(
+    ("ladder", "regions", "told"),
+    [(["recompute", "keep"], [2], "1 call recomputed"), (["keep"], [2, 3], "1 call kept on the device")],
+)
+def test_the_plan_tells_which_regions_took_the_ladder(
+    manager: SwapManager, ladder: list[str], regions: list[int], told: str
+) -> None:
+    manager.configure()
+    room = {"tier": "host", "host_budget": 2 * 4096, "min_bytes": 0, "when_exhausted": ladder}
+    net = plain()
+    plan = apply_policy(net, {"version": 1, "rules": [{"cells": "layers.*", "policy": "must_swap"}], "swap": room})
+    before = plan.notes
+    gradients(net, X, wait=True)
+    notes, lines = plan.notes, plan.describe().splitlines()
+    plan.remove()
+    assert notes[: len(before)] == before
+    expected = [f"layers.{region}: {told} instead of swapped, since the host was exhausted" for region in regions]
+    assert notes[len(before) :] == expected
+    assert lines[-len(regions) :] == [f"note: {note}" for note in expected]
 
 
 def test_a_ladder_without_keep_swaps_inputs_or_raises(manager: SwapManager) -> None:

@@ -222,6 +222,13 @@ def test_writes_and_reads_that_stop_half_way_go_on(files: FileTier, monkeypatch:
     assert np.array_equal(back, raw(array))
 
 
+def test_a_disk_that_takes_nothing_more_is_an_error(files: FileTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = files.take(PAGE)
+    monkeypatch.setattr(os, "pwritev", lambda fd, views, offset: 0)
+    with pytest.raises(OSError, match="the disk took 0 of 4096 bytes, and no more"):
+        files.write(slot, [np.zeros(PAGE, np.uint8)])
+
+
 def test_a_file_that_ends_too_early_is_an_error(files: FileTier) -> None:
     array = np.zeros(PAGE, np.uint8)
     slot = files.take(array.nbytes)

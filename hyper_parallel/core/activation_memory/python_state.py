@@ -70,7 +70,7 @@ def methods_of(cls: type) -> tuple[types.FunctionType, ...]:
     """What a user's cell class defines, below MindSpore's own classes."""
     found: dict[types.FunctionType, None] = {}
     for base in cls.__mro__:
-        if not _is_foreign(base.__module__):
+        if not is_foreign(base.__module__):
             for value in vars(base).values():
                 function = getattr(value, "_hp_region", value)  # what our own construct stands before
                 if isinstance(function, types.FunctionType):
@@ -79,12 +79,12 @@ def methods_of(cls: type) -> tuple[types.FunctionType, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _slots_of(cls: type) -> tuple[str, ...]:
+def slots_of(cls: type) -> tuple[str, ...]:
     """Names of the attributes that a user's class has in slots."""
     return tuple(
         name
         for base in cls.__mro__
-        if not _is_foreign(base.__module__)
+        if not is_foreign(base.__module__)
         for name, value in vars(base).items()
         if isinstance(value, types.MemberDescriptorType)
     )
@@ -96,7 +96,8 @@ def _is_variable(name: str, value: Any) -> bool:
     return not is_private and not callable(value) and not hasattr(type(value), "__get__")
 
 
-def _is_foreign(module: str | None) -> bool:
+def is_foreign(module: str | None) -> bool:
+    """Whether a module is none of the user's: of the standard library, MindSpore, numpy or this library."""
     return module is not None and module.partition(".")[0] in _FOREIGN
 
 
@@ -195,17 +196,17 @@ class PythonState:
             return  # of every thread its own: its owner registers it
         elif isinstance(value, _PLAIN_OBJECTS):
             self._hold(Namespace(value.__dict__, what))
-        elif not _is_foreign(kind.__module__):
+        elif not is_foreign(kind.__module__):
             self._visit_classes(kind)
             if hasattr(value, "__dict__"):
                 self._hold(Namespace(value.__dict__, what))
-            slots = _slots_of(kind)
+            slots = slots_of(kind)
             if slots:
                 self._hold(Slots(value, what, slots))
 
     def _visit_classes(self, cls: type) -> None:
         for base in cls.__mro__:
-            if id(base) not in self._seen and not _is_foreign(base.__module__):
+            if id(base) not in self._seen and not is_foreign(base.__module__):
                 self._seen.add(id(base))
                 names = tuple(name for name, value in vars(base).items() if _is_variable(name, value))
                 if names:
@@ -226,7 +227,7 @@ class PythonState:
             return  # runs once
         self._seen.add(id(cell))
         self.cells.append((what or type(cell).__name__, cell))
-        names = ("training",) if _is_foreign(type(cell).__module__) else None
+        names = ("training",) if is_foreign(type(cell).__module__) else None
         self._hold(Namespace(cell.__dict__, what or type(cell).__name__, names))
         self._visit_classes(type(cell))
         for method in methods_of(cell.__class__):
@@ -242,7 +243,7 @@ class PythonState:
                 self._visit_tree(f"{what}.{name}" if what else name, child)
 
     def _visit_function(self, function: types.FunctionType) -> None:
-        if id(function) in self._seen or _is_foreign(function.__module__):
+        if id(function) in self._seen or is_foreign(function.__module__):
             return
         self._seen.add(id(function))
         for name, closed in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

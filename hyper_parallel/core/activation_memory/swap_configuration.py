@@ -44,9 +44,10 @@ def _validated(values: dict[str, Any], source: str) -> SwapSettings:
     try:
         return SwapSettings(**values)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(str(part) for part in item['loc'])}={item['input']!r}: {item['msg']}" for item in error.errors()
-        ]
+        lines = []
+        for item in error.errors():
+            where = ".".join(str(part) for part in item["loc"])  # none: it is about several
+            lines.append(f"{where}={item['input']!r}: {item['msg']}" if where else item["msg"])
         raise PolicyError(f"{source}: " + "; ".join(lines)) from None
 
 

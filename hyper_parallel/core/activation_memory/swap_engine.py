@@ -220,6 +220,7 @@ class SwapEngine:
                 made.append(entry)
                 if not entry.is_held_elsewhere:
                     self._offloads.take_slot(entry)
+            self._offloads.reserve(made)
         except BaseException:
             for entry in made:
                 self._offloads.free_slot(entry)

@@ -133,8 +133,16 @@ class SwapGroup(Watched):
         """Whether the user says when it is moved."""
         return bool(self.name)
 
+    def is_given(self, tree: Any) -> None:
+        """The region is called with these: other code may hold them, too, and what is in objects among them."""
+        for leaf in leaves(tree):
+            if isinstance(leaf, Tensor):
+                self._passed.append(weakref.ref(leaf))
+            else:
+                self.surroundings.take(leaf)
+
     def passes(self, tree: Any) -> None:
-        """The region is called with these, or gives them: other code may hold them, too."""
+        """The region gives these: other code may hold them, too."""
         self._passed += [weakref.ref(leaf) for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
     def casts(self, weight: Tensor) -> None:
@@ -252,7 +260,7 @@ class HostSide:
         """What stands for `tensor`; see `SwapGroup.add`."""
         if self._group is None:
             self._group = self._groups.enter_context(self._open_group())
-            self._group.passes(self._passed)
+            self._group.is_given(self._passed)
             self._passed = None
         return self._group.add(tensor)
 

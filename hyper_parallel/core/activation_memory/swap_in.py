@@ -193,8 +193,13 @@ class Loads:
             begin = time.perf_counter()
             self._back_end.wait_for_readers()
             self._reap()
+            for _, _, entry in list(self._buffers.values()):
+                if entry.state is SwapState.LOADED and entry.was_read and not fits():
+                    self._give_up(entry)  # of a graph that is kept: it may be read again, and is loaded again then
+            self._reap()
             for key, (_, nbytes, entry) in list(self._buffers.items()):
-                if entry.state is SwapState.RELEASED:  # no operator reads it any more: it is the user's now
+                # no operator reads it any more: it is the user's now
+                if entry.state is SwapState.RELEASED or (entry.was_read and entry.loaded is None):
                     del self._buffers[key]
                     self._ledger.move("window", -nbytes)
             self._ledger.waited(begin, needed.group.path, "operators")

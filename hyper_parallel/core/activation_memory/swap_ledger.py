@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyper_parallel.core.activation_memory.swap_stats import CellStats, SwapStats
@@ -99,16 +99,20 @@ class Ledger:
 
     def stats(self, allocated: int, allocations: int) -> SwapStats:
         """All of it, for the user."""
-
-        def whole(counts: Any) -> dict[str, Any]:
-            return {name: value if name == "wait_seconds" else int(value) for name, value in counts.items()}
-
         return SwapStats(
             live_bytes=self.now["resident"] + self.now["host"],
             host_live_bytes=self.now["host"],
             **{f"{place}_peak_bytes": peak for place, peak in self.peaks.items()},
             allocated_bytes=allocated,
             host_allocations=allocations,
-            cells={path: CellStats(**whole(counts)) for path, counts in self._cells.items()},
-            **whole(self.counts),
+            cells=self.regions(),
+            **_whole(self.counts),
         )
+
+    def regions(self) -> dict[str, CellStats]:
+        """The counters of every region, by its path."""
+        return {path: CellStats(**_whole(counts)) for path, counts in self._cells.items()}
+
+
+def _whole(counts: Mapping[str, float]) -> dict[str, Any]:
+    return {name: value if name == "wait_seconds" else int(value) for name, value in counts.items()}

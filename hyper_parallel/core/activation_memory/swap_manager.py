@@ -5,7 +5,7 @@ import errno
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hyper_parallel.core.activation_memory.swap_configuration import agreed, bac
 from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
-from hyper_parallel.core.activation_memory.swap_stats import SwapStats
+from hyper_parallel.core.activation_memory.swap_stats import CellStats, SwapStats
 from hyper_parallel.core.activation_memory.swap_trace import Trace
 from hyper_parallel.core.errors import SwapStateError
 from ms_ops.autograd import gradient_depth, wait_for_operators
@@ -293,6 +293,13 @@ class SwapManager(SwapByHand):
         about = {"settings": self.settings.model_dump(mode="json"), "limit": self.engine.tier.limit}
         trace = self.engine.ledger.trace = Trace(target, about, stop)
         return trace
+
+    def regions(self) -> Mapping[str, CellStats]:
+        """The counters of every region since `reset()`, by its path; waits for nothing, unlike `stats`."""
+        if self._engine is None:
+            return {}
+        with self._engine.back_end.lock:
+            return self._engine.ledger.regions()
 
     # ---- what regions ask
 

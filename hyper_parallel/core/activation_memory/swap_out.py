@@ -9,6 +9,7 @@ Moving a tensor that other code holds frees nothing. Such a transfer waits until
 looked at whenever a region begins; if backward arrives first, it never leaves.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -46,7 +47,7 @@ class Offloads:
         ledger: Ledger,
         on_host: Callable[[SwapTensor], None],
     ) -> None:
-        self._failures: dict[int, BaseException] = {}
+        self._failures: dict[int, HostMemoryError] = {}
         """Why a copy of what a thread swapped has failed, until that thread has been told."""
         self._told: dict[int, int] = {}
         """Up to which group each thread has been told: a step fails once, however many of its copies do."""
@@ -64,7 +65,7 @@ class Offloads:
         """When the last copy has ended, for the trace."""
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> HostMemoryError | None:
         """Why a copy of what this thread swapped has failed, if it has not been told yet."""
         return self._failures.get(threading.get_ident())
 
@@ -95,12 +96,28 @@ class Offloads:
         except TierFull as full:
             entry.stays = True
             if "keep" in self._settings.when_exhausted:
-                self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+                self._keeps(entry)
                 return False
             raise HostMemoryError(
                 f"{entry.group.path}: no room on host for {entry}: {full.reason}; raise host_budget, give the file "
                 f"tier another folder, swap fewer cells, or allow a fallback with when_exhausted=['recompute', 'keep']"
             ) from full
+
+    def reserve(self, entries: list[SwapTensor]) -> None:
+        """See to it that there is room for these when other code lets go of them.
+
+        Where the grace of Note: [What has no computation after it never leaves] ends by itself, how many are launched
+        depends on how fast a step is: the host would be asked for more in whichever step is the first slow one.
+        """
+        if not self._back_end.ends_by_itself:
+            return
+        slots = []
+        with contextlib.suppress(TierFull):
+            for entry in entries:
+                if entry.is_held_elsewhere:
+                    slots.append(self._tier.take(entry.span))
+        for slot in slots:
+            self._tier.give_back(slot)
 
     def hold(self, entries: list[SwapTensor]) -> None:
         """A group has closed: launch these when something comes after them."""
@@ -110,10 +127,12 @@ class Offloads:
 
     def begin_region(self) -> None:
         """There is computation after the group that this thread holds."""
-        before, self._elsewhere = self._elsewhere, []
-        self.launch([*before, *self._held.pop(threading.get_ident(), ())])
+        thread = threading.get_ident()
+        before = [entry for entry in self._elsewhere if entry.group.thread == thread]
+        self._elsewhere = [entry for entry in self._elsewhere if entry.group.thread != thread]
+        self.launch([*before, *self._held.pop(thread, ())])
         for entry in self._elsewhere:
-            entry.begins_waited += 1
+            entry.begins_waited += entry.group.thread == thread
 
     def end_region(self) -> None:
         """A group closes: there was computation after the one that this thread holds."""
@@ -216,7 +235,7 @@ class Offloads:
             self.free_slot(entry)
             if not entry.group.is_manual:  # else the user may launch it again
                 entry.stays = True
-                self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+                self._keeps(entry)
             self._troubled(entry, error)
         else:
             entry.move(SwapState.ON_HOST)
@@ -234,7 +253,19 @@ class Offloads:
     def _troubled(self, entry: SwapTensor, error: BaseException) -> None:
         is_allowed = "keep" in self._settings.when_exhausted and isinstance(error, OSError)
         if not is_allowed and entry.group.index > self._told.get(entry.group.thread, 0):
-            self._failures[entry.group.thread] = error
+            failure = HostMemoryError(
+                f"{entry}: a copy to the {self._tier.name} tier failed: {error}; {self._tier.used} of "
+                f"{self._tier.limit} bytes are in use there. Nothing is lost: the step may be tried again. If it goes "
+                f"on, give the file tier another folder, swap fewer cells, or allow a fallback with "
+                f"when_exhausted=['keep']"
+            )
+            failure.__cause__ = error
+            self._failures[entry.group.thread] = failure
+
+    def _keeps(self, entry: SwapTensor) -> None:
+        """The host can't take it: a step of the ladder, which plans tell of."""
+        self._ledger.count(entry.group.path, "kept_bytes", entry.nbytes)
+        self._ledger.count(entry.group.path, "no_room_bytes", entry.nbytes)
 
     def free_slot(self, entry: SwapTensor) -> None:
         """The tier may use its slot again."""
@@ -253,11 +284,7 @@ class Offloads:
         failure = self.failure
         if failure is not None:
             self.forget_failure(newest)
-            if isinstance(failure, HostMemoryError):
-                raise failure
-            raise HostMemoryError(
-                f"a copy to the {self._tier.name} tier failed: {failure}; nothing is lost: the step may be tried again"
-            ) from failure
+            raise failure
 
 
 _ALIGNMENT = 64

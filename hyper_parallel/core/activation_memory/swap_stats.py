@@ -24,6 +24,8 @@ class CellStats:
     """Left alone: tensors below `min_bytes`."""
     kept_bytes: int = 0
     """Left alone: a tensor policy said so, or the host is exhausted and `when_exhausted` allows it."""
+    no_room_bytes: int = 0
+    """The part of `kept_bytes` for which the host had no room, or that could not be written."""
     recomputed_regions: int = 0
     """Calls that were recomputed instead, since the host is exhausted."""
     kept_regions: int = 0

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -92,21 +93,34 @@ class Leaks(nn.Cell):
         return ops.tanh(self.result) * 2
 
 
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "by Tensor.copy_": lambda tensor: tensor.copy_(numbers(3, 4, seed=1)),
+    "by x[...] = v": lambda tensor: tensor.__setitem__(0, 2.0),
+    "through a numpy array": lambda tensor: tensor.asnumpy().fill(0),
+}
+
+
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_kept_result_that_is_written_from_outside_raises_unless_it_is_allowed(allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("policy", "how"),
+    [(SAVE, "through a numpy array"), *((policy, how) for policy in (SAVE, SWAP) for how in list(WRITES)[:2])],
+)
+def test_a_kept_result_that_is_written_from_outside_raises_unless_it_is_allowed(
+    policy: CheckpointPolicy, how: str, allowed: bool
+) -> None:
     net = Leaks()
-    region = activation_policy(ops={"Exp": SAVE}, allow_cache_entry_mutation=allowed)(net)
+    region = activation_policy(ops={"Exp": policy}, allow_cache_entry_mutation=allowed)(net)
 
     def forward(x: Tensor) -> Tensor:
         y = region(x)
-        net.result.copy_(ops.zeros_like(x))
+        WRITES[how](net.result)
         return y
 
     if allowed:
         ms.grad(forward)(X)
     else:
         with pytest.raises(
-            ReplayMismatchError, match=r"the kept result of operator Exp .* was written by Tensor.copy_"
+            ReplayMismatchError, match=rf"the kept result of operator Exp .* was written {re.escape(how)}"
         ):
             ms.grad(forward)(X)
 

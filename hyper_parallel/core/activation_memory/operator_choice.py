@@ -28,13 +28,20 @@ class OperatorChoice:
     Args:
         policy: What the user said; None: every operator is replayed.
         to_host: Takes a tensor to host; gives what stands for it.
+        leave_alone: Called with a tensor that must not go there.
     """
 
-    __slots__ = ("policy", "to_host")
+    __slots__ = ("leave_alone", "policy", "to_host")
 
-    def __init__(self, policy: OperatorPolicy | None, to_host: Callable[[Tensor], Any]) -> None:
+    def __init__(
+        self,
+        policy: OperatorPolicy | None,
+        to_host: Callable[[Tensor], Any],
+        leave_alone: Callable[[Tensor], None] = lambda tensor: None,
+    ) -> None:
         self.policy = policy
         self.to_host = to_host
+        self.leave_alone = leave_alone
 
     def ask(
         self, path: str, name: str, result: Any, cells: Any, args: tuple, runs_once: bool

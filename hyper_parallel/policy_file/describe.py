@@ -43,8 +43,6 @@ def rule_in_words(rule: Rule) -> str:
         parts.append("values compared")
     if rule.ops:
         parts.append(f"operators: {Table(rule.ops, rule.selector)}")
-    if rule.policy_fn is not None:
-        parts.append(f"operators: asked of {rule.policy_fn}")
     if rule.preset:
         parts.append(f"preset {', '.join(rule.preset)}")
     if rule.tensors is not None:

@@ -80,13 +80,6 @@ def _class_pattern(value: str) -> str:
     return _pattern(value)
 
 
-def _reference(value: str) -> str:
-    module, _, function = value.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
-        raise ValueError("expected module:function, such as 'my_package.policies:keeps_attention'")
-    return value
-
-
 def several(value: Any) -> Any:
     """One text stands for a list of it."""
     return (value,) if isinstance(value, str) else value
@@ -163,7 +156,7 @@ class Graph(Model):
 def _complete_schema(schema: dict[str, Any]) -> None:
     """Say what no single key says: a rule names cells, and what happens to them."""
     schema["required"] = [key for key in schema.get("required", []) if key != "policy"]
-    for needed in (("cells", "class", "layers"), ("policy", "ops", "policy_fn", "preset")):
+    for needed in (("cells", "class", "layers"), ("policy", "ops", "preset")):
         schema.setdefault("allOf", []).append({"anyOf": [{"required": [key]} for key in needed]})
 
 
@@ -202,10 +195,6 @@ class Rule(Model):
     """Policies of the operators inside, by the name in the catalogue (`MatMul` is every matrix product) or MindSpore's;
     `*` is the rest, which is replayed by default. A list names those that are must_save. Without `policy` the rule
     means must_recompute."""
-    policy_fn: Annotated[StrictStr, AfterValidator(_reference)] | None = None
-    """Instead of `ops`, the `module:function` that is asked for every operator, `function(ctx, op, *args)`; see
-    `activation_policy`. The module is imported when the file is applied. Without `policy` the rule means
-    must_recompute."""
     preset: Annotated[tuple[PresetName, ...], BeforeValidator(several), one_or_more({"enum": list(PRESET_NAMES)})] = (
         Field(default=(), min_length=1, validate_default=False)
     )
@@ -232,7 +221,7 @@ class Rule(Model):
     @model_validator(mode="before")
     @classmethod
     def _replays_by_default(cls, value: Any) -> Any:
-        says_how = isinstance(value, dict) and any(value.get(key) is not None for key in ("ops", "policy_fn", "preset"))
+        says_how = isinstance(value, dict) and (value.get("ops") is not None or value.get("preset") is not None)
         return {**value, "policy": CheckpointPolicy.MUST_RECOMPUTE} if says_how and "policy" not in value else value
 
     @field_validator("container")
@@ -264,15 +253,6 @@ class Rule(Model):
             raise ValueError(str(error).removeprefix(": ")) from None
         return value
 
-    @field_validator("policy_fn")
-    @classmethod
-    def _is_asked_alone(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None:
-            _needs_a_replay(info, "no operator is asked about; leave one of the two out")
-            if info.data.get("ops") is not None:
-                raise ValueError("`ops` and policy_fn both say what happens to operators; leave one out")
-        return value
-
     @field_validator("preset")
     @classmethod
     def _fits_together(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
@@ -281,9 +261,8 @@ class Rule(Model):
             raise ValueError("a preset is named twice")
         options = [(name, preset_options([name])) for name in value]
         about_operators = [name for name, given in options if not given.keys().isdisjoint(("ops", "policy_fn"))]
-        also = [f"`{key}`" for key in ("ops", "policy_fn") if info.data.get(key) is not None]
-        if len(about_operators) > 1 or (about_operators and also):
-            others = about_operators[1] if len(about_operators) > 1 else also[0]
+        if len(about_operators) > 1 or (about_operators and info.data.get("ops") is not None):
+            others = about_operators[1] if len(about_operators) > 1 else "`ops`"
             raise ValueError(f"{about_operators[0]} and {others} both say what happens to operators; leave one out")
         policy = info.data.get("policy", CheckpointPolicy.MUST_RECOMPUTE)
         for name, given in options:
@@ -301,7 +280,6 @@ class Rule(Model):
             or policy.swaps
             or data.get("swap_inputs", True)
             or "swap_inputs" in preset_options(data.get("preset", ()))
-            or data.get("policy_fn") is not None
             or any(each.swaps for each in (data.get("ops") or {}).values())
         )
         if policy is not None and not swaps:

@@ -1,15 +1,9 @@
 """From a rule to the `RegionSpec` that a cell carries."""
 
-import importlib
-from collections.abc import Callable
-from typing import Any
-
 from hyper_parallel.core.activation_memory.graph_options import GraphOptions
 from hyper_parallel.core.activation_memory.operator_policy import one_operator_policy
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
 from hyper_parallel.core.activation_memory.spec import RegionSpec
-from hyper_parallel.core.errors import PolicyError
-from hyper_parallel.policy_file.names import did_you_mean
 from hyper_parallel.policy_file.rule import Graph, Rule, Tensors, preset_options
 from hyper_parallel.policy_file.tensors import TensorSelection
 
@@ -37,35 +31,17 @@ def spec_of_rule(rule: Rule, source: str) -> RegionSpec:
     """
     options = preset_options(rule.preset)
     ops = rule.ops if rule.ops is not None else options.get("ops")
-    policy_fn = options.get("policy_fn") if rule.policy_fn is None else _function(rule.policy_fn, source)
     return RegionSpec(
         rule.policy,
         swap_inputs=rule.swap_inputs or options.get("swap_inputs", False),
         tensor_policy=None if rule.tensors is None else selection_of(rule.tensors),
         determinism_check=rule.determinism_check,
-        operators=one_operator_policy(ops, policy_fn, source),
+        operators=one_operator_policy(ops, options.get("policy_fn"), source),
         allow_cache_entry_mutation=rule.allow_cache_entry_mutation,
         keep_collectives=rule.keep_collectives,
         graph=None if rule.graph is None else options_of(rule.graph),
         source=source,
     )
-
-
-def _function(reference: str, source: str) -> Callable[..., Any]:
-    module_name, _, path = reference.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        raise PolicyError(
-            f"{source}, policy_fn: can't import {module_name}: {type(error).__name__}: {error}"
-        ) from error
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise PolicyError(f"{source}, policy_fn: {module_name} has no {path}{did_you_mean(name, vars(found))}")
-        found = getattr(found, name)
-    if not callable(found):
-        raise PolicyError(f"{source}, policy_fn: {reference} must be a function, but is {found!r}")
-    return found
 
 
 def excluded_spec(source: str) -> RegionSpec:

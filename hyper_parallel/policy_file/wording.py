@@ -37,7 +37,6 @@ _EXPECTED = {
     "swap_inputs": "true or false",
     "determinism_check": "operators or values",
     "ops": "a mapping from operators to policies, or a list of operators that are kept",
-    "policy_fn": "a function as 'module:function'",
     "preset": f"one of {', '.join(PRESET_NAMES)}, or a list of them",
     "graph": f"a mapping with any of {', '.join(Graph.model_fields)}",
     "backward_prefetch": "a whole number of operators, 0 or more",

@@ -87,7 +87,10 @@ BAD_TABLES: dict[str, tuple[Any, str]] = {
     "a bool": ({"MatMul": True}, "operator 'MatMul' must have a CheckpointPolicy, but has True"),
     "a string": ({"MatMul": "must_save"}, "operator 'MatMul' must have a CheckpointPolicy, but has 'must_save'"),
     "a number as a name": ({3: SAVE}, "an operator is named by a string, a Primitive or a function, but got 3"),
-    "twice": ({ops.matmul: SAVE, "MatMul": SWAP}, "two entries mean MatMul, and one says .*MUST_SAVE.* MUST_SWAP"),
+    "twice": (
+        {ops.matmul: SAVE, "MatMul": SWAP},
+        "two entries mean MatMul, and one says .*MUST_SAVE, the other .*MUST_SWAP",
+    ),
     "a pair": ([("MatMul", SAVE)], r"an operator is named by a string, .* but got \('MatMul', .* of type tuple"),
     "a cell": ([nn.Dense], "Dense is a Cell, and no operator: MindSpore runs nn.Dense as MatMul, BiasAdd"),
     "another cell": ([nn.GELU()], "GELU is a Cell, and no operator: give the cell a policy of its own"),
@@ -171,34 +174,15 @@ def test_a_list_in_a_file_names_what_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ("no_such_module:keeps", r"rule 1, policy_fn: can't import no_such_module: ModuleNotFoundError"),
-        ("tests.helpers:gradient", "policy_fn: tests.helpers has no gradient; did you mean 'gradients'"),
-        ("tests.helpers:SAVE", "policy_fn: tests.helpers:SAVE must be a function"),
-    ],
-)
-def test_a_function_that_is_not_there_is_refused_when_the_file_is_applied(reference: str, message: str) -> None:
-    plan = load_policy(rule(policy_fn=reference))
-    with pytest.raises(PolicyError, match=message):
-        plan.resolve(nn.SequentialCell(Layer()))
-
-
-@pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"ops": {}}, "ops: a table of operators must name one"),
         ({"ops": {"MatMull": "must_save"}}, "did you mean MatMul"),
         ({"ops": {"MatMul": "save"}}, "expected one of must_save"),
         ({"ops": "MatMul"}, "expected a mapping from operators to policies, or a list of operators"),
-        ({"ops": []}, "ops: a table of operators must name one"),
+        ({"ops": []}, "ops: got [], a table of operators must name one"),
         ({"ops": [3]}, "expected the name of an operator, but the list has 3"),
         ({"ops": ["MatMull"]}, "did you mean MatMul"),
-        ({"policy_fn": "keeps"}, "policy_fn: got 'keeps', expected module:function"),
-        ({"policy_fn": True}, "policy_fn: got True, expected a function as 'module:function'"),
-        ({"policy_fn": "a:b", "ops": ["MatMul"]}, "`ops` and policy_fn both say what happens to operators"),
-        ({"policy_fn": "a:b", "preset": "selective"}, "selective and `policy_fn` both say"),
-        ({"policy_fn": "a:b", "policy": "must_swap"}, "but must_swap replays nothing"),
         ({"ops": {"Dropout": "must_recompute"}}, "it is random"),
         ({"ops": {"MatMul": "must_save"}, "policy": "must_swap"}, "but must_swap replays nothing"),
         ({"policy": "must_save", "allow_cache_entry_mutation": True}, "but must_save replays nothing"),

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -95,15 +94,13 @@ class Leaks(nn.Cell):
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
     "by Tensor.copy_": lambda tensor: tensor.copy_(numbers(3, 4, seed=1)),
-    "by x[...] = v": lambda tensor: tensor.__setitem__(0, 2.0),
     "through a numpy array": lambda tensor: tensor.asnumpy().fill(0),
 }
 
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize(
-    ("policy", "how"),
-    [(SAVE, "through a numpy array"), *((policy, how) for policy in (SAVE, SWAP) for how in list(WRITES)[:2])],
+    ("policy", "how"), [(SAVE, "by Tensor.copy_"), (SWAP, "by Tensor.copy_"), (SAVE, "through a numpy array")]
 )
 def test_a_kept_result_that_is_written_from_outside_raises_unless_it_is_allowed(
     policy: CheckpointPolicy, how: str, allowed: bool
@@ -119,9 +116,8 @@ def test_a_kept_result_that_is_written_from_outside_raises_unless_it_is_allowed(
     if allowed:
         ms.grad(forward)(X)
     else:
-        with pytest.raises(
-            ReplayMismatchError, match=rf"the kept result of operator Exp .* was written {re.escape(how)}"
-        ):
+        what = "the kept result of operator Exp" if policy is SAVE else "a tensor that backward needs"
+        with pytest.raises(ReplayMismatchError, match=rf"{what} .* was written {how}"):
             ms.grad(forward)(X)
 
 

@@ -169,16 +169,6 @@ def by_file(cell: nn.Cell, ops_: Any) -> nn.Cell:
     return net
 
 
-def by_function(cell: nn.Cell, reference: str) -> nn.Cell:
-    net = nn.SequentialCell(cell)
-    apply_policy(net, {"version": 1, "rules": [{"cells": "0", "policy_fn": reference}]})
-    return net
-
-
-def keeps_products(ctx: Any, op: Any, *args: Any) -> CheckpointPolicy:
-    return SAVE if op.name == "MatMul" else PREFER_RECOMPUTE
-
-
 ENTRIES: dict[str, Callable[[nn.Cell, dict[str, CheckpointPolicy]], nn.Cell]] = {
     "decorated class": by_class,
     "decorated instance": lambda cell, table: activation_policy(ops=table)(cell),
@@ -189,7 +179,6 @@ ENTRIES: dict[str, Callable[[nn.Cell, dict[str, CheckpointPolicy]], nn.Cell]] = 
     "function, policy_fn": lambda cell, table: Called(functools.partial(checkpoint, policy_fn=table), cell),
     "policy file": by_file,
     "policy file, a list": lambda cell, table: by_file(cell, ["MatMul"]),
-    "policy file, a function": lambda cell, table: by_function(cell, f"{__name__}:keeps_products"),
 }
 MATMULS = {"MatMul": SAVE, "*": PREFER_RECOMPUTE}
 

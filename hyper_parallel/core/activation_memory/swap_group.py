@@ -200,19 +200,20 @@ class SwapGroup(Watched):
 
     def wants(self, tensor: Tensor) -> bool:
         """Ask the tensor policy."""
-        what = f"a tensor of shape {tensor.shape} and dtype {tensor.dtype}"
         try:
             answer = self._tensor_policy(tensor)
         except Exception as error:  # whatever the user's function raises
             raise PolicyError(
-                f"{self.path}: the tensor policy raised {type(error).__name__}: {error}, asked about {what}"
+                f"{self.path}: the tensor policy raised {type(error).__name__}: {error}, asked about a tensor of "
+                f"shape {tensor.shape} and dtype {tensor.dtype}"
             ) from error
         if answer is CheckpointPolicy.MUST_SWAP:
             return True
         if answer in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
             return False
         raise PolicyError(
-            f"{self.path}: the tensor policy must answer MUST_SWAP, MUST_SAVE or PREFER_SAVE for {what}, but answered "
+            f"{self.path}: the tensor policy must answer MUST_SWAP, MUST_SAVE or PREFER_SAVE for a tensor of shape "
+            f"{tensor.shape} and dtype {tensor.dtype}, but answered "
             f"{answer if isinstance(answer, CheckpointPolicy) else no_policy(answer)}"
         )
 

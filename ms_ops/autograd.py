@@ -170,6 +170,20 @@ def result_like(tensor: Tensor, tracked: bool) -> Tensor:
         return alias(tensor, tracked).copy()
 
 
+_generator = threading.Lock()
+"""Two threads that ask MindSpore's generator at once wait for each other for good (2.10.0)."""
+
+
+def _rng_state() -> Tensor:
+    with _generator:
+        return ms.get_rng_state()
+
+
+def _set_rng_state(state: Tensor) -> None:
+    with _generator:
+        ms.set_rng_state(state)
+
+
 class Ambient:
     """What an operator's result depends on besides its inputs, as it is when this object is made."""
 
@@ -178,7 +192,7 @@ class Ambient:
     def __init__(self) -> None:
         self.amp = get_curr_amp_strategy()
         self.cell_precision = _cell_precision.stack[-1] if _cell_precision.stack else None
-        self.generator = ms.get_rng_state()
+        self.generator = _rng_state()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -186,8 +200,8 @@ class Ambient:
 
         Random operators don't run again inside, but their seeds are counted when they are made.
         """
-        now, seeds = ms.get_rng_state(), dict(_seed._KERNEL_SEED)
-        ms.set_rng_state(self.generator)
+        now, seeds = _rng_state(), dict(_seed._KERNEL_SEED)
+        _set_rng_state(self.generator)
         amp = self.amp
         precision: Any = contextlib.nullcontext()
         if amp is not None:
@@ -207,7 +221,7 @@ class Ambient:
         finally:
             if cell_precision is not None:
                 _pynative_executor.set_mixed_precision_type(cell_precision, False)
-            ms.set_rng_state(now)
+            _set_rng_state(now)
             _seed._KERNEL_SEED.clear()
             _seed._KERNEL_SEED.update(seeds)
 

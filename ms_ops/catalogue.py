@@ -273,6 +273,7 @@ EXPANDED: Mapping[str, str] = {
     "mint.where": "Select",
     "nn.CrossEntropyLoss": "ReduceMax SubExt Exp SumExt Log AddExt ExpandDims Equal MaskedFill GatherD Neg OnesLike "
     "Squeeze Div Muls",
+    "nn.Dense": "MatMul BiasAdd",
     "nn.LeakyReLU": "Mul Maximum",
     "nn.LogSigmoid": "Mul Exp Add Reciprocal Log",
     "nn.MSELoss": "SubExt Square Mul ReduceMean",

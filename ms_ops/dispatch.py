@@ -7,7 +7,7 @@ running the operator is still recorded for the gradient. An operator issued insi
 import enum
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindspore import Parameter, Tensor
@@ -110,6 +110,33 @@ Not views: MindSpore expects to find what they are views of.
 ROUTING = frozenset({"GroupTopk", "MoeGatingTopKSoftmax", "TopK", "TopKRouter", "TopPRouter", "TopkExt"})
 """Dispatch names of operators that choose experts: another choice in a replay would send tokens elsewhere."""
 
+IN_PLACE_COLLECTIVES: Mapping[str, int] = {
+    **dict.fromkeys(
+        (
+            "DistCommAllGather",
+            "DistCommAllGatherIntoTensor",
+            "DistCommAllGatherIntoTensorUneven",
+            "DistCommAllReduce",
+            "DistCommAllToAllV",
+            "DistCommAllToAllVC",
+            "DistCommAllToAllVSingle",
+            "DistCommBatchIsendIrecv",
+            "DistCommBroadcast",
+            "DistCommGatherIntoTensor",
+            "DistCommIrecv",
+            "DistCommReduce",
+            "DistCommReduceScatter",
+            "DistCommReduceScatterTensor",
+            "DistCommReduceScatterTensorUneven",
+            "DistCommScatter",
+            "DistCommScatterTensor",
+        ),
+        0,
+    ),
+    "DistCommGather": 1,
+}
+"""Dispatch names of the collectives of `mint.distributed`, and which argument each writes into: a tensor, or a list."""
+
 _WRITES = ("Assign", "Inplace", "Scatter")
 """Dispatch names that begin so write into their first argument."""
 
@@ -146,6 +173,15 @@ def is_old_primitive(args: tuple) -> bool:
     doesn't know of it then, so that what it saves is what it saved when it ran.
     """
     return arguments(args) is not args
+
+
+def filled_by_collective(name: str, args: tuple) -> list[Tensor]:
+    """The tensors among an operator's arguments that it writes, if it is a collective that does."""
+    index = IN_PLACE_COLLECTIVES.get(name)
+    if index is None:
+        return []
+    filled = arguments(args)[index]
+    return [each for each in (filled if isinstance(filled, (tuple, list)) else (filled,)) if isinstance(each, Tensor)]
 
 
 def wait_for_collective(result: Any) -> None:

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.graph.api import _pynative_executor
+from mindspore.ops import auto_generate as _auto_generate
 from mindspore.ops import primitive as _primitive
 
-from ms_ops.dispatch import NO_ANSWER, is_intercepted
+from ms_ops.dispatch import IN_PLACE_COLLECTIVES, NO_ANSWER, filled_by_collective, is_intercepted
 from ms_ops.host_values import site_of
 
 
@@ -126,6 +127,10 @@ def observe(observer: Observer) -> None:
         optimizer = getattr(import_module(module), name)
         optimizer.__call__ = _stepping(optimizer.__call__)
     _primitive._run_op = _running(_primitive._run_op)
+    for name in IN_PLACE_COLLECTIVES:
+        collective: Any = getattr(_auto_generate.gen_ops_prim, name, None)
+        if collective is not None:
+            collective.__call__ = _communicating(collective.__call__, name)
 
 
 def _item_assignment_rebinds(tensor: Tensor) -> bool:
@@ -219,6 +224,17 @@ def _running(run: Any) -> Any:
                 if isinstance(argument, Parameter):
                     _observer.writes(argument, f"operator {name}", False)
         return run(primitive, name, args)
+
+    return observed
+
+
+def _communicating(run: Any, name: str) -> Any:
+    @functools.wraps(run)
+    def observed(primitive: Any, *args: Any, **kwargs: Any) -> Any:
+        if _observer.active and not _inside.write:
+            for tensor in filled_by_collective(name, args):
+                _observer.writes(tensor, f"operator {name}", False)
+        return run(primitive, *args, **kwargs)
 
     return observed
 

@@ -85,12 +85,23 @@ def several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _kept(value: Any) -> Any:
+    """A list of operators names those that are kept."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    unnamed = next((item for item in value if not isinstance(item, str)), None)
+    if unnamed is not None:
+        raise ValueError(f"expected the name of an operator, but the list has {unnamed!r}")
+    return dict.fromkeys(value, CheckpointPolicy.MUST_SAVE)
+
+
 Policy = Annotated[
     CheckpointPolicy,
     BeforeValidator(_policy),
     PlainSerializer(lambda policy: policy.name.lower(), return_type=str),
     WithJsonSchema({"enum": list(POLICY_NAMES)}),
 ]
+_OPERATORS = {"type": "object", "additionalProperties": {"enum": list(POLICY_NAMES)}, "minProperties": 1}
 PatternText = Annotated[StrictStr, AfterValidator(_pattern)]
 ClassText = Annotated[StrictStr, AfterValidator(_class_pattern)]
 _NUMBERS = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9 ,-]+$"}]}
@@ -176,9 +187,14 @@ class Rule(Model):
     determinism_check: Literal["operators", "values"] = "operators"
     """What a replay compares with its forward: operators (names, order, plain arguments, shapes, dtypes), or the values
     of their results, too, at the cost of waiting for each. Only with must_recompute or prefer_recompute."""
-    ops: dict[StrictStr, Policy] | None = None
+    ops: Annotated[
+        dict[StrictStr, Policy] | None,
+        BeforeValidator(_kept),
+        WithJsonSchema({"anyOf": [_OPERATORS, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+    ] = None
     """Policies of the operators inside, by the name in the catalogue (`MatMul` is every matrix product) or MindSpore's;
-    `*` is the rest, which is replayed by default. Without `policy` the rule means must_recompute."""
+    `*` is the rest, which is replayed by default. A list names those that are must_save. Without `policy` the rule
+    means must_recompute."""
     preset: Annotated[tuple[PresetName, ...], BeforeValidator(several), one_or_more({"enum": list(PRESET_NAMES)})] = (
         Field(default=(), min_length=1, validate_default=False)
     )

@@ -36,7 +36,7 @@ _EXPECTED = {
     "policy": f"one of {', '.join(POLICY_NAMES)}",
     "swap_inputs": "true or false",
     "determinism_check": "operators or values",
-    "ops": "a mapping from operators to policies",
+    "ops": "a mapping from operators to policies, or a list of operators that are kept",
     "preset": f"one of {', '.join(PRESET_NAMES)}, or a list of them",
     "graph": f"a mapping with any of {', '.join(Graph.model_fields)}",
     "backward_prefetch": "a whole number of operators, 0 or more",

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from hyper_parallel import CheckpointPolicy, PolicyError, SwapManager, keep_on_device, swap_tensor_wrapper, swap_wrapper
+from hyper_parallel import (
+    CheckpointPolicy,
+    PolicyError,
+    SwapManager,
+    activation_policy,
+    keep_on_device,
+    swap_tensor_wrapper,
+    swap_wrapper,
+)
 from hyper_parallel.core.activation_memory import marks
 from ms_ops.tensors import storage_of
 from tests.helpers import RECOMPUTE, SWAP, Layer, Stack, assert_same, gradients, numbers, on
@@ -75,6 +83,29 @@ def test_a_tensor_that_is_made_and_marked_inside_a_region_stays_for_that_call() 
     assert_same(gradients(net, X), gradients(Stack([Makes(), Layer()]), X))
     assert SwapManager().stats().kept_bytes == X.nbytes
     assert len(marks._marked) == 0
+
+
+def test_a_mark_inside_a_replayed_region_holds_for_operators_that_are_swapped() -> None:
+    class Makes(nn.Cell):
+        def construct(self, x: Tensor) -> Tensor:
+            return ops.tanh(keep_on_device(ops.exp(x))) * ops.sin(x)
+
+    net = Stack([activation_policy(ops={"Exp": SWAP, "Sin": SWAP})(Makes()), on(Layer(), RECOMPUTE)])
+    assert_same(gradients(net, X, wait=True), gradients(Stack([Makes(), Layer()]), X))
+    stats = SwapManager().stats()
+    assert (stats.kept_bytes, stats.offloaded_bytes) == (X.nbytes, X.nbytes)
+    assert len(marks._marked) == 0
+
+
+def test_an_error_of_a_tensor_policy_names_region_and_tensor() -> None:
+    def policy(tensor: Tensor) -> Any:
+        raise LookupError("mine")
+
+    with pytest.raises(
+        PolicyError, match=r"Layer: the tensor policy raised LookupError: mine, .* shape \(2, 4\)"
+    ) as caught:
+        gradients(swap_wrapper(Layer(), policy_fn=policy), X)
+    assert isinstance(caught.value.__cause__, LookupError)
 
 
 def test_a_mark_ends_with_its_tensor() -> None:

@@ -60,8 +60,8 @@ def test_equal_functions_are_equal() -> None:
     def asks(ctx: Any, op: Any, *args: Any) -> Any:
         return SAVE
 
-    assert Asked(asks, "a") == Asked(asks, "b") != Asked(lambda *args: SAVE, "a")
-    assert hash(Asked(asks, "a")) == hash(Asked(asks, "b"))
+    assert Asked(asks) == Asked(asks) != Asked(lambda *args: SAVE)
+    assert hash(Asked(asks)) == hash(Asked(asks))
 
 
 def test_an_operator_is_described_by_name_outputs_and_cell() -> None:
@@ -87,6 +87,13 @@ BAD_TABLES: dict[str, tuple[Any, str]] = {
     "a bool": ({"MatMul": True}, "operator 'MatMul' must have a CheckpointPolicy, but has True"),
     "a string": ({"MatMul": "must_save"}, "operator 'MatMul' must have a CheckpointPolicy, but has 'must_save'"),
     "a number as a name": ({3: SAVE}, "an operator is named by a string, a Primitive or a function, but got 3"),
+    "twice": (
+        {ops.matmul: SAVE, "MatMul": SWAP},
+        "two entries mean MatMul, and one says .*MUST_SAVE, the other .*MUST_SWAP",
+    ),
+    "a pair": ([("MatMul", SAVE)], r"an operator is named by a string, .* but got \('MatMul', .* of type tuple"),
+    "a cell": ([nn.Dense], "Dense is a Cell, and no operator: MindSpore runs nn.Dense as MatMul, BiasAdd"),
+    "another cell": ([nn.GELU()], "GELU is a Cell, and no operator: give the cell a policy of its own"),
     "contradiction": ({"MatMul": SAVE, "MatMulExt": SWAP}, "'MatMul' says MUST_SAVE and 'MatMulExt' says MUST_SWAP"),
     "random": ({"Dropout": RECOMPUTE}, "Dropout can't be MUST_RECOMPUTE: it is random"),
     "prints": ({"Print": RECOMPUTE}, "Print can't be MUST_RECOMPUTE: it prints"),
@@ -161,13 +168,21 @@ def test_a_rule_with_operators_means_must_recompute() -> None:
     assert "must_recompute + operators: MatMul must_save" in plan.describe()
 
 
+def test_a_list_in_a_file_names_what_is_kept() -> None:
+    plan = load_policy(rule(ops=["MatMul", "Tanh"]))
+    assert plan.resolve(nn.SequentialCell(Layer()))[0].keeps.endswith("operators: MatMul must_save, Tanh must_save")
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"ops": {}}, "ops: a table of operators must name one"),
         ({"ops": {"MatMull": "must_save"}}, "did you mean MatMul"),
         ({"ops": {"MatMul": "save"}}, "expected one of must_save"),
-        ({"ops": ["MatMul"]}, "expected a mapping from operators to policies"),
+        ({"ops": "MatMul"}, "expected a mapping from operators to policies, or a list of operators"),
+        ({"ops": []}, "ops: got [], a table of operators must name one"),
+        ({"ops": [3]}, "expected the name of an operator, but the list has 3"),
+        ({"ops": ["MatMull"]}, "did you mean MatMul"),
         ({"ops": {"Dropout": "must_recompute"}}, "it is random"),
         ({"ops": {"MatMul": "must_save"}, "policy": "must_swap"}, "but must_swap replays nothing"),
         ({"policy": "must_save", "allow_cache_entry_mutation": True}, "but must_save replays nothing"),

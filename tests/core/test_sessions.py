@@ -209,6 +209,8 @@ def test_what_is_no_handle_is_refused() -> None:
 def test_a_session_is_named_by_something_hashable_and_retains_or_not() -> None:
     with pytest.raises(TypeError, match="unhashable"), recompute_session_ctx([]):  # type: ignore[arg-type]
         pass
+    with pytest.raises(TypeError, match="unhashable"):
+        clear_recompute_session([])  # type: ignore[arg-type]
     match = "retain_on_unpack must be a bool, but got 1"
     with pytest.raises(TypeError, match=match), recompute_session_ctx("s", retain_on_unpack=1):  # type: ignore[arg-type]
         pass

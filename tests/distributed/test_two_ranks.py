@@ -72,5 +72,9 @@ def test_a_replay_communicates_again_where_nothing_says_otherwise(ranks: list[di
     assert [found["again"]["recompute"] for found in ranks] == [1, 1]
 
 
+def test_a_collective_that_writes_into_its_argument_is_kept_and_repeated_exactly(ranks: list[dict[str, Any]]) -> None:
+    assert [found["wrong in place"] for found in ranks] == [[], []]
+
+
 def test_nothing_is_left(ranks: list[dict[str, Any]]) -> None:
     assert [found["live"] for found in ranks] == [0, 0]

@@ -1,6 +1,7 @@
 """What each of two ranks runs: a net that sums over the ranks in a region; prints what it found as one line of JSON.
 
-MindSpore's CPU backend has AllReduce (MCCL) and no other collective, and none with a handle.
+MindSpore's CPU backend has the primitive AllReduce (MCCL), and of `mint.distributed`, whose collectives write into an
+argument, all_reduce and broadcast.
 """
 
 import json
@@ -8,7 +9,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, is_recomputing
@@ -29,6 +30,17 @@ class Sharded(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         return ops.tanh(self.sum(ops.tanh(self.dense(x))) * 0.3)
+
+
+class InPlace(Sharded):
+    """The same by `mint.distributed`, on the result of a matrix product; the second time with a handle."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = self.dense(x)
+        mint.distributed.all_reduce(y)
+        z = ops.tanh(y) * 0.3
+        mint.distributed.all_reduce(z, async_op=True).wait()
+        return ops.tanh(z)
 
 
 def run(net: nn.Cell, x: Tensor) -> tuple[list[bytes], int]:
@@ -59,11 +71,21 @@ def main() -> None:
         "swap": activation_policy(P.MUST_SWAP)(Sharded(rank)),
     }
     found = {name: run(net, x) for name, net in nets.items()}
+    in_place, _ = run(InPlace(rank), x)
+    policies: dict[str, tuple[Any, int]] = {  # and how many collectives a replay runs
+        "recompute": (activation_policy(P.MUST_RECOMPUTE), 2),
+        "kept collectives": (activation_policy(P.MUST_RECOMPUTE, keep_collectives=True), 0),
+        "kept by a table": (activation_policy(ops=["Collective", "MatMul", "Mul"]), 0),
+        "swapped by a table": (activation_policy(ops={"Collective": P.MUST_SWAP}), 0),
+        "kept products": (activation_policy(ops=["MatMul", "BiasAdd"]), 2),
+    }
+    wrong = [name for name, (put, again) in policies.items() if run(put(InPlace(rank)), x) != (in_place, again)]
     print(
         "found",
         json.dumps(
             {
                 "rank": rank,
+                "wrong in place": wrong,
                 "ranks": get_group_size(),
                 "same": {name: numbers == plain for name, (numbers, _) in found.items()},
                 "again": {name: again for name, (_, again) in found.items()},

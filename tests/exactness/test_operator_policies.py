@@ -163,7 +163,7 @@ def by_class(cell: nn.Cell, ops_: dict[str, CheckpointPolicy]) -> nn.Cell:
     return cell
 
 
-def by_file(cell: nn.Cell, ops_: dict[str, CheckpointPolicy]) -> nn.Cell:
+def by_file(cell: nn.Cell, ops_: Any) -> nn.Cell:
     net = nn.SequentialCell(cell)
     apply_policy(net, {"version": 1, "rules": [{"cells": "0", "ops": ops_}]})
     return net
@@ -178,6 +178,7 @@ ENTRIES: dict[str, Callable[[nn.Cell, dict[str, CheckpointPolicy]], nn.Cell]] = 
     "function, ops": lambda cell, table: Called(functools.partial(checkpoint, ops=table), cell),
     "function, policy_fn": lambda cell, table: Called(functools.partial(checkpoint, policy_fn=table), cell),
     "policy file": by_file,
+    "policy file, a list": lambda cell, table: by_file(cell, ["MatMul"]),
 }
 MATMULS = {"MatMul": SAVE, "*": PREFER_RECOMPUTE}
 
@@ -237,21 +238,37 @@ def test_an_operator_knows_its_cell_outputs_and_arguments_in_both_phases() -> No
     assert seen[0][1] == "Two"
 
 
+def test_an_operator_that_the_function_keeps_says_the_same_later() -> None:
+    kept: list[Any] = []
+    before: list[str] = []
+
+    def asks(ctx: Any, op: Any, *args: Any) -> CheckpointPolicy:
+        kept.append(op)
+        before.append(f"{op!r}")
+        return PREFER_RECOMPUTE
+
+    ms.grad(activation_policy(policy_fn=asks)(Two()))(X)
+    assert [f"{op!r}" for op in kept] == before
+    assert kept[1].cell == "dense"
+
+
 def test_an_answer_that_is_no_policy_is_refused_by_name() -> None:
     for answer in (True, "must_save", None, 0):
-        with pytest.raises(PolicyError, match=rf"must answer a CheckpointPolicy, but answered {answer!r} .*Exp ->"):
+        said = rf"Two: policy_fn must answer .* Exp -> .* in Two in the forward it answered {answer!r} of"
+        with pytest.raises(PolicyError, match=said):
             ms.grad(activation_policy(policy_fn=lambda ctx, op, *args, a=answer: a)(Two()))(X)
         ms.grad(Two())(X)
 
 
 def test_another_answer_in_the_replay_is_refused_by_name() -> None:
     net = activation_policy(policy_fn=lambda ctx, op, *args: PREFER_RECOMPUTE if ctx.is_recompute else SAVE)(Two())
-    with pytest.raises(ReplayMismatchError, match="PREFER_RECOMPUTE for Exp in the replay, but answered MUST_SAVE"):
+    said = r"Two: policy_fn answers PREFER_RECOMPUTE for Exp -> .* in Two in the replay, but answered MUST_SAVE"
+    with pytest.raises(ReplayMismatchError, match=said):
         ms.grad(net)(X)
 
 
 @pytest.mark.parametrize("in_replay", [False, True])
-def test_an_error_of_the_function_comes_through_and_the_next_step_is_right(in_replay: bool) -> None:
+def test_an_error_of_the_function_is_raised_with_cell_and_operator_and_the_next_step_is_right(in_replay: bool) -> None:
     fails = [True]
 
     def asks(ctx: Any, op: Any, *args: Any) -> CheckpointPolicy:
@@ -260,8 +277,12 @@ def test_an_error_of_the_function_comes_through_and_the_next_step_is_right(in_re
         return SAVE
 
     net = activation_policy(policy_fn=asks)(Two())
-    with pytest.raises(LookupError, match="mine"):
+    said = (
+        rf"Two: policy_fn raised LookupError: mine, .* Tanh -> .* in Two in the {'replay' if in_replay else 'forward'}"
+    )
+    with pytest.raises(PolicyError, match=said) as caught:
         gradients(net, X)
+    assert isinstance(caught.value.__cause__, LookupError)
     fails[0] = False
     assert_same(gradients(net, X), gradients(Two(), X))
 

@@ -52,7 +52,8 @@ def rules(draw: st.DrawFn) -> dict[str, Any]:
         rule["policy"] = draw(spellings(replays))
     if kind == "ops":
         kept = st.sampled_from(["must_save", "must_swap", "prefer_recompute"])
-        rule["ops"] = draw(st.dictionaries(st.sampled_from(["MatMul", "Tanh", "*"]), kept, min_size=1))
+        table = st.dictionaries(st.sampled_from(["MatMul", "Tanh", "*"]), kept, min_size=1)
+        rule["ops"] = draw(table | st.lists(st.sampled_from(["MatMul", "Tanh"]), min_size=1))
     if kind == "preset":
         names = [name for name in get_args(PresetName) if name not in ("full", "inputs_on_host")]
         rule["preset"] = draw(

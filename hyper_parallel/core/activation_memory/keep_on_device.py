@@ -16,7 +16,7 @@ def keep_on_device(target: Any) -> Any:
     """Leave tensors on the device: no region swaps them, nor anything that lies in their storage.
 
     For what other code holds anyway (a mask, a table that every layer reads), or what is needed again at once. The mark
-    lasts as long as the tensor; one that is made inside a swapped region is kept for this call of the region.
+    lasts as long as the tensor; one that is made inside a region is kept for this call of the region.
 
     Args:
         target: A tensor, or a nested structure of tuples, lists, dicts and dataclasses with tensors in it.
@@ -36,11 +36,10 @@ def keep_on_device(target: Any) -> Any:
         >>> mask = keep_on_device(ms.Tensor([[0.0, -1e9], [0.0, 0.0]]))
     """
     tensors = _tensors_in(target, "keep_on_device")
-    groups = [scope.group for scope in open_scopes() if isinstance(scope, SwapScope)]
     for tensor in tensors:
         marks.mark(tensor)
-        for group in groups:
-            group.left_alone.append(alias(tensor, tracked=False))
+        for scope in open_scopes():
+            scope.leave_alone(tensor)
     return target
 
 

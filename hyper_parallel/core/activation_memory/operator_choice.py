@@ -10,11 +10,13 @@ from hyper_parallel.core.activation_memory.operator_policy import (
     FORWARD,
     REPLAY,
     WHY_NOT_KEPT,
+    Operator,
     OperatorPolicy,
+    Phase,
     makes_a_tensor,
 )
-from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.errors import PolicyOverruledWarning, ReplayMismatchError
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy, no_policy
+from hyper_parallel.core.errors import PolicyError, PolicyOverruledWarning, PolicyTypeError, ReplayMismatchError
 from ms_ops.dispatch import why_not_repeated
 
 _reported: set[tuple[str, str, CheckpointPolicy]] = set()
@@ -26,13 +28,20 @@ class OperatorChoice:
     Args:
         policy: What the user said; None: every operator is replayed.
         to_host: Takes a tensor to host; gives what stands for it.
+        leave_alone: Called with a tensor that must not go there.
     """
 
-    __slots__ = ("policy", "to_host")
+    __slots__ = ("leave_alone", "policy", "to_host")
 
-    def __init__(self, policy: OperatorPolicy | None, to_host: Callable[[Tensor], Any]) -> None:
+    def __init__(
+        self,
+        policy: OperatorPolicy | None,
+        to_host: Callable[[Tensor], Any],
+        leave_alone: Callable[[Tensor], None] = lambda tensor: None,
+    ) -> None:
         self.policy = policy
         self.to_host = to_host
+        self.leave_alone = leave_alone
 
     def ask(
         self, path: str, name: str, result: Any, cells: Any, args: tuple, runs_once: bool
@@ -48,7 +57,7 @@ class OperatorChoice:
             runs_once: The replay reads its result, whatever is said.
         """
         assert self.policy is not None
-        said = self.policy.decide(FORWARD, name, result, cells, args)
+        said = _said(self.policy, path, FORWARD, name, result, cells, args)
         if runs_once and said.replays:
             if said is CheckpointPolicy.MUST_RECOMPUTE and self.policy.names(name):
                 _report(path, name, said, f"it {why_not_repeated(name) or 'writes a parameter'}: its result is kept")
@@ -72,12 +81,30 @@ class OperatorChoice:
         if self.policy is None or answer is None:
             return
         answered, outputs = answer
-        said = self.policy.decide(REPLAY, name, outputs, cells, args)
-        if (said.replays, said.swaps) != (answered.replays, answered.swaps):
+        said = _said(self.policy, path, REPLAY, name, outputs, cells, args)
+        if said is not answered:
             raise ReplayMismatchError(
-                f"{path}: {self.policy} answers {said.name} for {name} in the replay, but answered {answered.name} in "
-                f"the forward; a policy function must answer the same in both phases for the same operator"
+                f"{path}: policy_fn answers {said.name} for {Operator(name, outputs, cells)!r} in the replay, but "
+                f"answered {answered.name} in the forward; it must answer the same in both phases for the same operator"
             )
+
+
+def _said(
+    policy: OperatorPolicy, path: str, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple
+) -> CheckpointPolicy:
+    try:
+        said = policy.decide(phase, name, outputs, cells, args)
+    except Exception as error:  # whatever the user's function raises
+        raise PolicyError(
+            f"{path}: policy_fn raised {type(error).__name__}: {error}, asked about "
+            f"{Operator(name, outputs, cells)!r} in the {phase}"
+        ) from error
+    if not isinstance(said, CheckpointPolicy):
+        raise PolicyTypeError(
+            f"{path}: policy_fn must answer a CheckpointPolicy, but about {Operator(name, outputs, cells)!r} in the "
+            f"{phase} it answered {no_policy(said)}"
+        )
+    return said
 
 
 def _report(path: str, name: str, said: CheckpointPolicy, why: str) -> None:

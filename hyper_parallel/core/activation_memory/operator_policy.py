@@ -5,13 +5,14 @@ function is asked again, before the operator, and must answer the same.
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_memory.call_site import running_cell
-from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy, no_policy
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 from ms_ops.catalogue import COLLECTIVES, VIEWS, catalogue_name, close_names, dispatch_names, why_refused
 from ms_ops.dispatch import why_not_repeated
@@ -35,6 +36,9 @@ class Phase:
     def __repr__(self) -> str:
         return f"Phase(is_recompute={self.is_recompute})"
 
+    def __str__(self) -> str:
+        return "replay" if self.is_recompute else "forward"
+
 
 FORWARD, REPLAY = Phase(False), Phase(True)
 
@@ -48,12 +52,17 @@ class Operator:
         cells: The cells of the region, with their paths below it.
     """
 
-    __slots__ = ("_cells", "_outputs", "dispatch_name")
+    __slots__ = ("_cell", "_cells", "_outputs", "dispatch_name")
 
     def __init__(self, dispatch_name: str, outputs: Any, cells: Iterable[tuple[str, Any]]) -> None:
         self.dispatch_name = dispatch_name
         self._outputs = outputs
         self._cells = cells
+        self._cell: str | None = None
+
+    def settle(self) -> None:
+        """Say from now on what is so now, and hold no tensor: it is read when the operator's code runs no more."""
+        self._cell, self._outputs, self._cells = self.cell, self.outputs, ()
 
     @property
     def name(self) -> str:
@@ -63,7 +72,7 @@ class Operator:
     @property
     def cell(self) -> str:
         """The dotted path, below the region, of the cell whose construct calls the operator; its class if unknown."""
-        return running_cell(self._cells)
+        return running_cell(self._cells) if self._cell is None else self._cell
 
     @property
     def is_view(self) -> bool:
@@ -127,7 +136,9 @@ class Table(OperatorPolicy):
         named: dict[str, str] = {}
         for name, policy in self.policies.items():
             if not isinstance(policy, CheckpointPolicy):
-                raise PolicyTypeError(f"{source}: operator {name!r} must have a CheckpointPolicy, but has {policy!r}")
+                raise PolicyTypeError(
+                    f"{source}: operator {name!r} must have a CheckpointPolicy, but has {no_policy(policy)}"
+                )
             for dispatch_name in () if name == REST else _checked(name, policy, source):
                 other = named.setdefault(dispatch_name, name)
                 if self.policies[other] is not policy:
@@ -199,28 +210,27 @@ class Alternating(OperatorPolicy):
         return f"every second {self._name} must_save"
 
 
+_OURS = 2
+"""References to an operator that nobody else keeps: our variable, and the argument of `sys.getrefcount`."""
+
+
 class Asked(OperatorPolicy):
     """A function that is asked for every call of an operator.
 
     Args:
         function: `function(ctx, op, *args)`.
-        source: Who said so, for messages.
     """
 
     asks = True
 
-    def __init__(self, function: Callable[..., Any], source: str) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._source = source
 
     def decide(self, phase: Phase, name: str, outputs: Any, cells: Any, args: tuple) -> CheckpointPolicy:
         operator = Operator(name, outputs, cells)
         answer = self._function(phase, operator, *args)
-        if not isinstance(answer, CheckpointPolicy):
-            raise PolicyTypeError(
-                f"{self._source}: policy_fn must answer a CheckpointPolicy, but answered {answer!r} of type "
-                f"{type(answer).__name__} for {operator!r}"
-            )
+        if sys.getrefcount(operator) > _OURS:
+            operator.settle()
         return answer
 
     def names(self, dispatch_name: str) -> bool:
@@ -287,25 +297,41 @@ def operator_policy(given: Any, source: str) -> OperatorPolicy | None:
     if given is None or isinstance(given, OperatorPolicy):
         return given
     if isinstance(given, Mapping):
-        return Table({_name_of(name, source): policy for name, policy in given.items()}, source)
+        return Table(_by_name(given, source), source)
     if isinstance(given, (list, tuple, set, frozenset)):
         return Table({_name_of(item, source): CheckpointPolicy.MUST_SAVE for item in given}, source)
     if callable(given) and not isinstance(given, type):
-        return Asked(given, source)
+        return Asked(given)
     raise PolicyTypeError(
         f"{source}: policies of operators are given as a function, a table or a list of operators, but got {given!r} "
         f"of type {type(given).__name__}"
     )
 
 
+def _by_name(given: Mapping[Any, CheckpointPolicy], source: str) -> dict[str, CheckpointPolicy]:
+    found: dict[str, CheckpointPolicy] = {}
+    for item, policy in given.items():
+        name = _name_of(item, source)
+        if found.setdefault(name, policy) is not policy:
+            raise PolicyError(
+                f"{source}: two entries mean {name}, and one says {found[name]}, the other {policy}; leave one out"
+            )
+    return found
+
+
 def _name_of(item: Any, source: str) -> str:
     """The name of an operator that is given as a string, a Primitive, its class, or a function."""
     if isinstance(item, str):
         return item
-    if isinstance(item, (bool, int, float, type(None))):
+    if not callable(item):
         raise PolicyTypeError(
-            f"{source}: an operator is named by a string, a Primitive or a function, but got {item!r}"
+            f"{source}: an operator is named by a string, a Primitive or a function, but got {item!r} of type "
+            f"{type(item).__name__}"
         )
+    if isinstance(item, nn.Cell) or (isinstance(item, type) and issubclass(item, nn.Cell)):
+        name = getattr(item, "__name__", type(item).__name__)
+        why = why_refused(f"nn.{name}") or "give the cell a policy of its own, or name what it runs"
+        raise PolicyTypeError(f"{source}: {name} is a Cell, and no operator: {why}")
     name = getattr(item, "name", None)
     name = name if isinstance(name, str) else getattr(item, "__name__", None) or type(item).__name__
     if dispatch_names(name) or why_refused(name):

@@ -1,6 +1,8 @@
 """`CheckpointPolicy`: the five things that can happen to an activation."""
 
+import difflib
 import enum
+from typing import Any
 
 
 class CheckpointPolicy(enum.Enum):
@@ -50,3 +52,18 @@ class CheckpointPolicy(enum.Enum):
     def swaps(self) -> bool:
         """Whether the activations wait on host."""
         return self is CheckpointPolicy.MUST_SWAP
+
+
+def no_policy(value: Any) -> str:
+    """What stands where a policy belongs, and which one may be meant, for messages.
+
+    Examples:
+        >>> from hyper_parallel.core.activation_memory.policy import no_policy
+        >>> no_policy("must_sav")
+        "'must_sav' of type str; did you mean CheckpointPolicy.MUST_SAVE?"
+    """
+    names = [policy.name for policy in CheckpointPolicy]
+    spelled = str(getattr(value, "name", value))[:40].upper()  # another library's enum, too
+    close = difflib.get_close_matches(spelled, names, n=1, cutoff=0.6)
+    offer = f"did you mean CheckpointPolicy.{close[0]}?" if close else f"policies are {', '.join(names)}"
+    return f"{value!r} of type {type(value).__name__}; {offer}"

@@ -1,6 +1,7 @@
 """Running the body of a region under its policy: the one place where the policies differ."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -120,7 +121,9 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
     with contextlib.ExitStack() as groups:
         host = HostSide(lambda: SwapManager().open_group(path, spec.tensor_policy, owner), groups, (args, kwargs))
         policy = spec.operators.for_call() if spec.operators is not None else None
-        operators = OperatorChoice(KeepsCollectives(policy) if spec.keep_collectives else policy, host.add)
+        to_host = functools.partial(host.add, may_be_written=may_be_written)
+        policy = KeepsCollectives(policy) if spec.keep_collectives else policy
+        operators = OperatorChoice(policy, to_host, host.leave_alone)
         invocation = Invocation(owner, body, path, tape, contexts, operators)
         if scope.records or isinstance(scope, SwapScope):
             return invocation.forward(args, kwargs, scope.offer)

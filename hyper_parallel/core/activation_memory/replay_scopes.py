@@ -11,7 +11,7 @@ from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.dropout import PackedDropout, PackedMask
 from hyper_parallel.core.activation_memory.operator_log import REMEDY, LogReader, results_of
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
-from hyper_parallel.core.activation_memory.scopes import Kept, Scope, unseen
+from hyper_parallel.core.activation_memory.scopes import Kept, Scope, entered, unseen
 from hyper_parallel.core.activation_memory.tape import Tape, TapeReader
 from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.activation_memory.written import Written
@@ -22,6 +22,7 @@ from ms_ops.dispatch import (
     ROUTING,
     Kind,
     arguments,
+    filled_by_collective,
     is_old_primitive,
     kind_of,
     moving_statistics,
@@ -33,6 +34,10 @@ from ms_ops.dispatch import (
 
 if TYPE_CHECKING:
     from hyper_parallel.core.activation_memory.replay import Invocation
+
+
+_WROTE = "{}, into its argument"
+"""On a tape: what a collective has written."""
 
 
 class Placeholder:
@@ -126,7 +131,7 @@ class Recording(Scope):
         if (self._choice.policy is not None or name in ROUTING) and not self.inside_a_gradient:
             result, policy = self._run_and_ask(name, run, args)
             if not policy.replays:
-                return self._write_once(name, result, policy)
+                return self._write_once(name, result, policy, args)
         else:
             result = run(*args)
         self._log.write(name, arguments(args), result, parameters)
@@ -169,16 +174,19 @@ class Recording(Scope):
         if self._choice.policy is not None and not self.inside_a_gradient:
             policy = self._ask(name, result, args, runs_once=True)
         if not self._packs_mask:
-            return self._write_once(name, result, policy)
+            return self._write_once(name, result, policy, args)
         self._log.write_once(name)
         self.tape.write_dropout(name, PackedDropout(args, result, self._mask or PackedMask(result[1])))
         return result
 
-    def _write_once(self, name: str, result: Any, policy: CheckpointPolicy) -> Any:
+    def _write_once(self, name: str, result: Any, policy: CheckpointPolicy, args: tuple) -> Any:
         for leaf in leaves(result):
             wait_for_collective(leaf)
         self._log.write_once(name)
-        self.tape.write_operator(name, result, self._choice.to_host if policy.swaps else None)
+        to_host = self._choice.to_host if policy.swaps else None
+        self.tape.write_operator(name, result, to_host)
+        if filled := filled_by_collective(name, args):
+            self.tape.write_operator(_WROTE.format(name), filled, to_host)
         return result
 
     def enters(self, cell: nn.Cell) -> None:
@@ -187,6 +195,9 @@ class Recording(Scope):
     def wrote(self, written: Written) -> None:
         self._log.need()
         self.invocation.write_inside(written)
+
+    def leave_alone(self, tensor: Tensor) -> None:
+        self._choice.leave_alone(tensor)
 
     def reads_on_host(self) -> None:
         self._log.need()
@@ -266,6 +277,10 @@ class _Repeating(Scope):
     def _recorded(self, name: str, args: tuple) -> Any:
         with unseen():
             result = self.reader.operator(name, arguments(args))
+        if filled := filled_by_collective(name, args):
+            with entered(Scope()):
+                for tensor, value in zip(filled, self.reader.operator(_WROTE.format(name)), strict=True):
+                    tensor.copy_(value)
         if self.inside_a_gradient and any(isinstance(leaf, Tensor) and requires_grad(leaf) for leaf in leaves(result)):
             self._log.breaks_a_gradient(name)
         return result

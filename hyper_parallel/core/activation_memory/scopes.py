@@ -128,6 +128,9 @@ class Scope:
     def enters(self, cell: nn.Cell) -> None:
         """A cell is about to run in the scope."""
 
+    def leave_alone(self, tensor: Tensor) -> None:
+        """Leave on the device what the code in the scope has marked; see `keep_on_device`."""
+
     def reads_on_host(self) -> None:
         """The code that runs in the scope reads a value on host."""
 

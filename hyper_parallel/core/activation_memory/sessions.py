@@ -165,12 +165,16 @@ def clear_recompute_session(session_id: Hashable) -> None:
     Args:
         session_id: The session.
 
+    Raises:
+        TypeError: `session_id` can't be hashed.
+
     Supported Platforms:
         ``CPU``
 
     Examples:
         See `recompute_handle_collector_ctx`.
     """
+    hash(session_id)  # an empty dict doesn't ask
     with _lock:
         held = _held.pop(session_id, [])
     for placeholder in held:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hyper_parallel.core.activation_memory.graph_options import GraphOptions
 from hyper_parallel.core.activation_memory.operator_policy import OperatorPolicy
-from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy, no_policy
 from hyper_parallel.core.errors import PolicyError, PolicyTypeError
 
 SPEC = "_hp_spec"
@@ -53,8 +53,7 @@ class RegionSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.policy, CheckpointPolicy):
             raise PolicyTypeError(
-                f"policy must be a CheckpointPolicy, one of {', '.join(p.name for p in CheckpointPolicy)}, "
-                f"but got {self.policy!r} of type {type(self.policy).__name__} ({self.source})"
+                f"policy must be a CheckpointPolicy ({self.source}), but got {no_policy(self.policy)}"
             )
         for name in _BOOLS:
             if not isinstance(getattr(self, name), bool):

@@ -16,7 +16,8 @@ from typing import Any
 
 from mindspore import Tensor
 
-from hyper_parallel.core.activation_memory.policy import CheckpointPolicy
+from hyper_parallel.core.activation_memory import marks
+from hyper_parallel.core.activation_memory.policy import CheckpointPolicy, no_policy
 from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched, unseen, why
 from hyper_parallel.core.activation_memory.surroundings import Surroundings
 from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapTensor
@@ -34,7 +35,7 @@ _VIEWS_AND_CASTS = VIEWS | {"Cast"}
 class SwapHandle:
     """What holds one saved tensor's place; many may share one `SwapTensor`."""
 
-    __slots__ = ("__weakref__", "entry", "group", "layout", "nbytes", "piece", "tensor")
+    __slots__ = ("__weakref__", "entry", "group", "layout", "may_be_written", "nbytes", "piece", "tensor")
 
     entry: SwapTensor
     piece: Piece
@@ -42,9 +43,9 @@ class SwapHandle:
     tensor: Tensor | None
     """The tensor itself, until its group has taken it over."""
 
-    def __init__(self, group: "SwapGroup", tensor: Tensor, nbytes: int) -> None:
+    def __init__(self, group: "SwapGroup", tensor: Tensor, nbytes: int, may_be_written: bool) -> None:
         self.tensor = tensor  # first, since `__del__` asks for it however early this ends
-        self.group, self.nbytes = group, nbytes
+        self.group, self.nbytes, self.may_be_written = group, nbytes, may_be_written
 
     def get(self) -> Tensor:
         """The tensor, loaded if it has to be."""
@@ -166,8 +167,13 @@ class SwapGroup(Watched):
         self._passed.clear()
         return found
 
-    def add(self, tensor: Tensor) -> Any:
-        """What stands for `tensor` from now on: a handle, or something that keeps it if it is exempt."""
+    def add(self, tensor: Tensor, may_be_written: bool = False) -> Any:
+        """What stands for `tensor` from now on: a handle, or something that keeps it if it is exempt.
+
+        Args:
+            tensor: The tensor.
+            may_be_written: A write before it is read back is the user's business.
+        """
         nbytes = tensor.nbytes
         if is_parameter(tensor) or (nbytes >= self._min_bytes and comes_from_a_parameter(tensor, _VIEWS_AND_CASTS)):
             self.left["parameter_bytes"] += nbytes
@@ -177,14 +183,16 @@ class SwapGroup(Watched):
             return Kept(tensor)
         if self.is_smoothed:
             self.engine.saves(self, nbytes)
-        handle = SwapHandle(self, tensor, nbytes)
+        handle = SwapHandle(self, tensor, nbytes, may_be_written)
         self._handles.append(weakref.ref(handle))
         return handle
 
     def wrote(self, written: Written) -> None:
         for ref in self._handles:
             handle = ref()
-            if handle is not None and handle.wrote(written) and id(handle) not in self._written:
+            if handle is None or not handle.wrote(written) or handle.may_be_written:
+                continue
+            if id(handle) not in self._written:
                 self._written[id(handle)] = self.changed = why(written)
 
     def check_handle(self, handle: SwapHandle) -> None:
@@ -199,14 +207,21 @@ class SwapGroup(Watched):
 
     def wants(self, tensor: Tensor) -> bool:
         """Ask the tensor policy."""
-        answer = self._tensor_policy(tensor)
+        try:
+            answer = self._tensor_policy(tensor)
+        except Exception as error:  # whatever the user's function raises
+            raise PolicyError(
+                f"{self.path}: the tensor policy raised {type(error).__name__}: {error}, asked about a tensor of "
+                f"shape {tensor.shape} and dtype {tensor.dtype}"
+            ) from error
         if answer is CheckpointPolicy.MUST_SWAP:
             return True
         if answer in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
             return False
         raise PolicyError(
             f"{self.path}: the tensor policy must answer MUST_SWAP, MUST_SAVE or PREFER_SAVE for a tensor of shape "
-            f"{tensor.shape} and dtype {tensor.dtype}, but answered {answer!r}"
+            f"{tensor.shape} and dtype {tensor.dtype}, but answered "
+            f"{answer if isinstance(answer, CheckpointPolicy) else no_policy(answer)}"
         )
 
     def __enter__(self) -> "SwapGroup":
@@ -233,6 +248,9 @@ class SwapScope(Scope):
     def pack(self, tensor: Tensor) -> Any:
         return self.group.add(tensor)
 
+    def leave_alone(self, tensor: Tensor) -> None:
+        self.group.left_alone.append(alias(tensor, tracked=False))
+
     def dispatch(self, name: str, run: Callable[..., Any], args: tuple) -> Any:
         result = run(*args)
         if name == "Cast" and isinstance(args[0], Tensor) and is_parameter(args[0]):
@@ -255,14 +273,21 @@ class HostSide:
         self._passed = passed
         groups.callback(self._end)
         self._group: SwapGroup | None = None
+        self._marked: list[Tensor] = []
 
-    def add(self, tensor: Tensor) -> Any:
+    def add(self, tensor: Tensor, may_be_written: bool = False) -> Any:
         """What stands for `tensor`; see `SwapGroup.add`."""
         if self._group is None:
             self._group = self._groups.enter_context(self._open_group())
             self._group.is_given(self._passed)
             self._passed = None
-        return self._group.add(tensor)
+        return self._group.add(tensor, may_be_written)
+
+    def leave_alone(self, tensor: Tensor) -> None:
+        """Leave a tensor on the device that was marked inside the region; see `keep_on_device`."""
+        self._marked.append(alias(tensor, tracked=False))
+        marks.mark(self._marked[-1])
 
     def _end(self) -> None:
         self._passed = self._group = None  # a replay may hold this object for long
+        self._marked.clear()

@@ -39,9 +39,8 @@ class _Saved:
         return result_like(tensor, self.tracked) if self.is_written else alias(tensor, self.tracked)
 
     def is_reached(self, written: Written) -> bool:
-        if not isinstance(self.tensor, Tensor):
-            return False  # a copy on host, or on its way there: that one watches itself
-        return written.tensor is self.original() or written.reaches(self.tensor)
+        # a copy on host, or on its way there, watches itself; but not for the object
+        return written.tensor is self.original() or (isinstance(self.tensor, Tensor) and written.reaches(self.tensor))
 
     def leave_out(self) -> None:
         """Nobody reads the values: shape and dtype are enough."""
@@ -133,7 +132,7 @@ class Tape:
 
     def over(self, exposed: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The results on this tape, or on that of a region inside, that share the bytes of a tensor."""
-        for what, saved in self._saved:
+        for what, saved in () if self._may_be_written else self._saved:
             if isinstance(saved.tensor, Tensor) and storage_of(saved.tensor) == storage_of(exposed):
                 yield f"the kept result of {what}", saved.tensor
         for _, entry in self.entries:
@@ -214,8 +213,8 @@ class TapeReader:
     def _take(self, what: str) -> Any:
         if self._next == len(self._entries):
             raise ReplayMismatchError(
-                f"{self._path}: the replay runs {what}, which the forward did not run (it recorded "
-                f"{len(self._entries)} results); {REMEDY}"
+                f"{self._path}: the replay reads {what} as recorded result {self._next + 1}, but the forward recorded "
+                f"only {len(self._entries)}; {REMEDY}"
             )
         recorded, value = self._entries[self._next]
         if recorded != what:

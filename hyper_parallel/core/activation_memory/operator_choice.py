@@ -28,11 +28,14 @@ class OperatorChoice:
         to_host: Takes a tensor to host; gives what stands for it.
     """
 
-    __slots__ = ("policy", "to_host")
+    __slots__ = ("policy", "ran", "to_host")
 
     def __init__(self, policy: OperatorPolicy | None, to_host: Callable[[Tensor], Any]) -> None:
         self.policy = policy
         self.to_host = to_host
+        self.ran: dict[str, bool] | None = None
+        """Dispatch names of what has run in the forward, and whether it should go to host; if somebody wants to know.
+        """
 
     def ask(
         self, path: str, name: str, result: Any, cells: Any, args: tuple, runs_once: bool
@@ -49,6 +52,8 @@ class OperatorChoice:
         """
         assert self.policy is not None
         said = self.policy.decide(FORWARD, name, result, cells, args)
+        if self.ran is not None:
+            self.ran[name] = said.swaps or self.ran.get(name, False)
         if runs_once and said.replays:
             if said is CheckpointPolicy.MUST_RECOMPUTE and self.policy.names(name):
                 _report(path, name, said, f"it {why_not_repeated(name) or 'writes a parameter'}: its result is kept")

@@ -201,6 +201,17 @@ class SwapGroup(Watched):
             f"{tensor.shape} and dtype {tensor.dtype}, but answered {answer!r}"
         )
 
+    def why_nothing_left(self) -> Counter[str] | None:
+        """When it is closed: bytes of what stays on the device, by why, if that is all of it; else None."""
+        kept = 0
+        for ref in self._handles:
+            handle = ref()
+            if handle is not None:
+                if handle.tensor is None:
+                    return None
+                kept += handle.tensor.nbytes
+        return self.left + Counter(kept_bytes=kept)
+
     def __enter__(self) -> "SwapGroup":
         return self
 
@@ -246,15 +257,16 @@ class HostSide:
         self._groups = groups
         self._passed = passed
         groups.callback(self._end)
-        self._group: SwapGroup | None = None
+        self.group: SwapGroup | None = None
+        """Until the region ends."""
 
     def add(self, tensor: Tensor) -> Any:
         """What stands for `tensor`; see `SwapGroup.add`."""
-        if self._group is None:
-            self._group = self._groups.enter_context(self._open_group())
-            self._group.passes(self._passed)
+        if self.group is None:
+            self.group = self._groups.enter_context(self._open_group())
+            self.group.passes(self._passed)
             self._passed = None
-        return self._group.add(tensor)
+        return self.group.add(tensor)
 
     def _end(self) -> None:
-        self._passed = self._group = None  # a replay may hold this object for long
+        self._passed = self.group = None  # a replay may hold this object for long

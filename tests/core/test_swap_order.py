@@ -15,10 +15,12 @@ from hyper_parallel.core.activation_memory import swap_manager
 from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_tensor import SwapTensor
-from tests.core.swap_fakes import SIZE, group_of, tensor_of, value_of
+from tests.core.swap_fakes import SIZE, FakeTier, group_of, tensor_of, value_of
 from tests.core.swap_nets import KINDS, X, net
 from tests.core.swap_streams import LateStreams
 from tests.helpers import assert_same, train
+
+PAGE = 4096
 
 
 def engine_of(streams: LateStreams, **settings: Any) -> SwapEngine:
@@ -46,7 +48,7 @@ def test_memory_is_held_until_its_late_copy_has_run() -> None:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch, manager: SwapManager) -> Iterator[LateStreams]:
-    """What the manager moves with: copies run when they are waited for, and memory that was let go of is overwritten."""
+    """What the manager moves with: copies run when they are waited for; what was let go of is overwritten."""
     made = LateStreams(poison=True)
     monkeypatch.setattr(swap_manager, "back_end_of", lambda settings: made)
     # one tensor on its way, one loaded ahead: nearly every copy is waited for
@@ -62,6 +64,47 @@ def test_steps_are_exact_though_copies_run_late_and_what_was_copied_is_overwritt
     assert_same(train(net(**KINDS[kind]), X, steps=3), train(net(), X, steps=3))
     assert min(streams.copies["out"], streams.copies["in"]) >= 3
     assert streams.rules == []
+
+
+# ---- budgets
+
+
+def on_device_at_the_end_of_forward(sizes: list[list[int]], budget: int, window: int) -> tuple[int, int, int]:
+    """Bytes on the device, their peak until all was read, and the peak on host, of groups of these sizes in pages."""
+    streams = LateStreams(tier=FakeTier(budget * PAGE))
+    engine = engine_of(streams, when_exhausted=("keep",), window=window * PAGE)
+    groups = []
+    for pages in sizes:
+        engine.region_begins()
+        streams.some_run()
+        groups.append(group_of(engine, *(tensor_of(1, each * PAGE // 4) for each in pages)))
+    engine.region_begins()
+    streams.some_run()
+    level = engine.ledger.now["resident"]
+    while groups:
+        handles = groups.pop()
+        while handles:
+            handles.pop().get()
+            streams.some_run(0.5)
+    assert engine.live_bytes() == 0
+    assert engine.tier.used == 0
+    assert not streams.rules
+    return level, engine.ledger.peaks["resident"], engine.ledger.peaks["host"]
+
+
+def test_no_budget_is_exceeded_and_a_larger_one_never_leaves_more_on_the_device() -> None:
+    draw = random.Random(1)
+    for _ in range(500):
+        sizes = [[draw.randint(1, 4) for _ in range(draw.randint(1, 2))] for _ in range(draw.randint(1, 4))]
+        budgets = sorted(draw.sample(range(1, 16), 2))
+        window = draw.randint(1, 6)
+        found = [on_device_at_the_end_of_forward(sizes, budget, window) for budget in budgets]
+        most = max(window + max(map(max, sizes)), *map(sum, sizes), 0)
+        for budget, (level, peak, host) in zip(budgets, found, strict=True):
+            case = f"{sizes}, budget {budget}, window {window}"
+            assert host <= budget * PAGE, case
+            assert peak <= level + most * PAGE, case
+        assert found[0][0] >= found[1][0], f"{sizes}, budgets {budgets}"
 
 
 # ---- random schedules

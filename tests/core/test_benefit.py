@@ -1,4 +1,4 @@
-"""`NoBenefitWarning`: a replayed region that can't lower the memory says so once, with the bytes."""
+"""`NoBenefitWarning`: a region that can't lower the memory says so once, with the bytes."""
 
 import warnings
 from collections.abc import Callable
@@ -8,7 +8,16 @@ import mindspore as ms
 import pytest
 from mindspore import Tensor, nn, ops
 
-from hyper_parallel import CheckpointPolicy, NoBenefitWarning, SwapManager, checkpoint
+from hyper_parallel import (
+    CheckpointPolicy,
+    NoBenefitWarning,
+    SwapManager,
+    activation_policy,
+    apply_policy,
+    checkpoint,
+    presets,
+    swap_wrapper,
+)
 from hyper_parallel.core.activation_memory import benefit
 from ms_ops.autograd import alias, saved_tensors_hooks
 from tests.helpers import PREFER_RECOMPUTE, RECOMPUTE, SAVE, SWAP, Layer, Stack, numbers, on
@@ -21,6 +30,7 @@ def nothing_was_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning comes once in a process for each region."""
     monkeypatch.setattr(benefit, "_looked_at", set())
     monkeypatch.setattr(benefit, "_warned", set())
+    monkeypatch.setattr(benefit, "_swapped", set())
 
 
 def said(run: Callable[[], Any]) -> list[str]:
@@ -210,3 +220,96 @@ def test_it_is_a_user_warning_that_can_be_turned_into_an_error() -> None:
         warnings.simplefilter("error", NoBenefitWarning)
         with pytest.raises(NoBenefitWarning):
             gradient(lambda x: checkpoint(ops.sin, x))()
+
+
+# ---- a policy that swaps or names operators, and meets nothing
+
+
+def swapped(**options: Any) -> Callable[[], Any]:
+    """A step of two layers, of which the second is under a policy; the first one's output is its input."""
+    net = Stack([Layer(), activation_policy(**{"policy": SWAP, **options})(Layer(seed=1))])
+    return gradient(lambda x: ops.sin(net(x)) * 2)
+
+
+def test_a_swapped_region_of_which_nothing_is_large_enough_says_so_once_with_the_bytes(manager: SwapManager) -> None:
+    manager.configure()
+    run = swapped()
+    (text,) = said(lambda: (run(), run()))
+    for part in (
+        "Layer: no benefit from swapping it (decorator)",
+        "bytes are in tensors below min_bytes",
+        "Lower min_b",
+    ):
+        assert part in text
+    assert manager.stats().offloaded_bytes == 0
+
+
+def test_the_rule_of_a_policy_file_is_named(manager: SwapManager) -> None:
+    manager.configure()
+    net = Stack([Layer(), Layer(seed=1)])
+    apply_policy(net, {"version": 1, "rules": [{"cells": "layers.1", "policy": "must_swap"}]})
+    (text,) = said(gradient(net))
+    assert text.startswith("layers.1: no benefit from swapping it (dict: rule 1): ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": SWAP},
+        {"policy": RECOMPUTE, "swap_inputs": True},
+        {"policy": None, "ops": {"Tanh": SWAP}},
+    ],
+    ids=str,
+)
+def test_what_is_swapped_says_nothing(options: dict[str, Any]) -> None:
+    assert said(swapped(**options)) == []
+
+
+def test_swapped_inputs_that_are_too_small_say_so(manager: SwapManager) -> None:
+    manager.configure()
+    (text,) = said(swapped(policy=RECOMPUTE, swap_inputs=True))
+    assert "no benefit from swapping its inputs (decorator)" in text
+
+
+def test_a_swapped_region_that_saves_nothing_says_so() -> None:
+    (text,) = said(gradient(on(Adds(), SWAP)))
+    assert "nothing of it goes to host, since there is nothing that backward needs" in text
+
+
+class Adds(nn.Cell):
+    def construct(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def test_what_is_to_stay_on_the_device_is_counted(manager: SwapManager) -> None:
+    net = Stack([Layer(), swap_wrapper(Layer(seed=1), policy_fn=lambda tensor: SAVE)])
+    (text,) = said(gradient(net))
+    assert "are to stay, or are held by other code" in text
+
+
+def test_an_operator_that_the_region_does_not_run_is_named() -> None:
+    table = {"Softmax": SWAP, "MatMul": SAVE}
+    (text,) = said(swapped(policy=None, ops=table))
+    for part in ("Layer: no benefit from the policy of Softmax (", "decorator", "the region runs no such operator"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"ops": {"Softmax": SAVE}}, {"ops": ["Softmax"], "keep_collectives": True}, presets.every_other_matmul()],
+    ids=["table", "list", "preset"],
+)
+def test_a_table_of_which_the_region_runs_nothing_says_so(options: dict[str, Any]) -> None:
+    region = activation_policy(**options)(nn.SequentialCell(nn.Tanh(), nn.Sigmoid()))
+    (text,) = said(gradient(lambda x: region(ops.sin(x))))
+    assert "no benefit from the policy of" in text
+
+
+def test_a_table_of_which_the_region_runs_something_says_nothing() -> None:
+    assert said(swapped(policy=None, **presets.selective())) == []
+
+
+def test_swapped_results_that_are_too_small_say_so(manager: SwapManager) -> None:
+    manager.configure()
+    (text,) = said(swapped(policy=None, ops={"Tanh": SWAP}))
+    assert "no benefit from swapping results of Tanh (decorator)" in text

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from hyper_parallel import SwapManager, apply_policy, swap
+from hyper_parallel import HostMemoryError, SwapManager, apply_policy, checkpoint, swap
 from ms_ops.host import HostTier, Slot
 from tests.core.swap_nets import KINDS, X, net
 from tests.helpers import (
+    PREFER_SAVE,
     RECOMPUTE,
+    SAVE,
     SWAP,
     Layer,
     MlpLayer,
+    Record,
     Stack,
     assert_same,
+    flat,
     gradients,
     mean_square,
     numbers,
@@ -49,9 +53,12 @@ def test_steps_with_slow_copies_and_reused_slots_are_exact_each(
     monkeypatch.setattr(HostTier, "read", slow_read)
     monkeypatch.setattr(HostTier, "write", slow_write)
     assert_same(train(net(**KINDS[kind]), X, steps=3), train(net(), X, steps=3))
+    stats = manager.stats()
+    assert 0 < stats.host_allocations < stats.offloaded_bytes // X.nbytes, "slots were used again"
+    assert stats.loaded_bytes > 0
 
 
-@pytest.mark.parametrize(("depth", "swapped"), [(8, 5), (5, 5), (1, 1), (3, 2)])
+@pytest.mark.parametrize(("depth", "swapped"), [(32, 5), (5, 5), (1, 1), (3, 2)])
 def test_exactly_the_layers_that_the_policy_names_are_swapped(depth: int, swapped: int, manager: SwapManager) -> None:
     """Layers of unequal sizes, and something after the last."""
 
@@ -122,20 +129,84 @@ def test_at_the_end_of_forward_the_device_holds_exactly_what_was_predicted(manag
     assert manager.stats().host_peak_bytes == 6 * X.nbytes
 
 
-def function(flag: Any, x: Tensor, *rest: Any) -> Tensor:
-    y = ops.tanh(x) * x
-    return y if flag is None or flag is False else y * 2 + sum(part for part in rest if isinstance(part, Tensor))
+VIEWS: dict[str, Any] = {
+    "a slice with an offset": lambda x: x[1:],
+    "every second column": lambda x: x[:, ::2],
+    "permuted": lambda x: x.permute(1, 0),
+    "broadcast": lambda x: ops.broadcast_to(x[:1], (4, 8)),
+}
 
 
-@pytest.mark.parametrize("flag", [True, False, None, "a string", 3], ids=str)
-@pytest.mark.parametrize("count", range(3))
-def test_positional_arguments_arrive_as_they_are(flag: Any, count: int) -> None:
-    rest = [numbers(8, 8, seed=1), 5][:count]
+@pytest.mark.parametrize("name", VIEWS)
+def test_steps_with_views_are_exact_and_views_come_back_as_they_were(name: str, manager: SwapManager) -> None:
+    """A view is saved inside a swapped region, another one is the input of a replayed region, on host meanwhile."""
+    seen: list[Any] = []
 
-    def run(call: Any) -> bytes:
-        return ms.grad(lambda x: settled(call(flag, ops.sin(x), *rest).sum()))(X).asnumpy().tobytes()
+    class Saves(nn.Cell):
+        def construct(self, x: Tensor) -> Tensor:
+            y = VIEWS[name](ops.tanh(x))
+            return (ops.exp(y) * y).sum(-1, keepdims=True)
 
-    assert run(lambda *args: swap(function, *args)) == run(function)
+    class Reads(nn.Cell):
+        def construct(self, x: Tensor) -> Tensor:
+            seen.append((x.shape, x.stride(), x.storage_offset()))
+            return ops.tanh(x) * x
+
+    def run(swaps: bool) -> Record:
+        saves, reads = on(Saves(), SWAP if swaps else None), Reads()
+        if swaps:
+            on(reads, RECOMPUTE, swap_inputs=True)
+
+        def forward(x: Tensor) -> Tensor:
+            z = reads(VIEWS[name](ops.sin(x)))
+            return settled(mean_square(saves(x * 2)) + mean_square(z))
+
+        return flat(ms.value_and_grad(forward, 0)(X), "gradients")
+
+    assert_same(run(swaps=True), run(swaps=False))
+    assert seen[:-1] == seen[:1] * 2, "in the forward, in the replay"
+    assert manager.stats().loaded_bytes > 0
+
+
+class Takes(nn.Cell):
+    """A weight times every tensor that it is called with; what else it is called with decides, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = ms.Parameter(numbers(8, 8, seed=5), name="weight")
+
+    def construct(self, *args: Any) -> Tensor:
+        y = ops.tanh(self.weight) * self.weight
+        for index, part in enumerate(args):
+            factor = ops.tanh(part) if isinstance(part, Tensor) else 3 if part else 2
+            y = y * factor + index
+        return y
+
+
+CALLED: dict[str, Any] = {
+    "swap": lambda cell: lambda *args: swap(cell, *args),
+    "checkpoint": lambda cell: lambda *args: checkpoint(cell, *args),
+    "checkpoint, swapped inputs": lambda cell: lambda *args: checkpoint(cell, *args, swap_inputs=True),
+    "a swapped cell": lambda cell: on(cell, SWAP),
+    "swapped inputs": lambda cell: on(cell, RECOMPUTE, swap_inputs=True),
+}
+
+
+@pytest.mark.parametrize("first", [True, False, None, "a tensor"], ids=str)
+@pytest.mark.parametrize("way", CALLED)
+def test_positional_arguments_arrive_as_they_are(way: str, first: Any) -> None:
+    """From none to four; the first is something that could be taken for a flag."""
+
+    def run(call: Any, weight: ms.Parameter, count: int) -> Record:
+        def forward(x: Tensor) -> Tensor:
+            given = [ops.sin(x) if first == "a tensor" else first, ops.cos(x), None, ops.exp(x)][:count]
+            return settled(mean_square(call(*given)))
+
+        return flat(ms.value_and_grad(forward, 0, [weight])(X), f"{count} arguments")
+
+    for count in range(5):
+        cell, plain = Takes(), Takes()
+        assert_same(run(CALLED[way](cell), cell.weight, count), run(plain, plain.weight, count))
 
 
 def test_what_needs_no_gradient_needs_none_after_it_came_back(manager: SwapManager) -> None:
@@ -152,7 +223,7 @@ def test_what_needs_no_gradient_needs_none_after_it_came_back(manager: SwapManag
 
     got, want = (ms.grad(make(policy))(X).asnumpy() for policy in (RECOMPUTE, None))
     assert got.tobytes() == want.tobytes()
-    assert seen[0] == seen[1], "in the forward and in the replay"
+    assert seen == [(True, False)] * 3, "in the forward, in the replay, and in plain"
     assert manager.stats().loaded_bytes > 0
 
 
@@ -174,9 +245,66 @@ def test_a_net_that_is_dropped_is_gone_without_the_collector(kind: str) -> None:
         gc.enable()
 
 
-def test_a_policy_that_keeps_everything_holds_nothing_back(manager: SwapManager) -> None:
+@pytest.mark.parametrize("way", ["swap", "checkpoint", "checkpoint, swapped inputs"])
+def test_a_region_whose_closure_holds_its_own_output_is_gone_without_the_collector(way: str) -> None:
+    def step() -> weakref.ref:
+        layer, stored = Layer(8), {}
+
+        def region(x: Tensor) -> Tensor:
+            return layer(x) if isinstance(stored, dict) else x
+
+        def forward(x: Tensor) -> Tensor:
+            stored["output"] = CALLED[way](region)(ops.sin(x))
+            return settled(mean_square(stored["output"]))
+
+        ms.grad(forward)(X)
+        return weakref.ref(layer)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("keeps", [{"policy": SAVE}, {"policy": PREFER_SAVE}, {"policy": SWAP}], ids=str)
+def test_a_policy_that_keeps_everything_holds_nothing_back(keeps: dict[str, Any], manager: SwapManager) -> None:
     manager.configure(min_bytes="1GiB")
-    gradients(net(**KINDS["swap"]), X, wait=True)
+    gradients(net(**keeps), X, wait=True)
     stats = manager.stats()
     assert (stats.offloaded_bytes, stats.resident_peak_bytes, stats.live_bytes, stats.allocated_bytes) == (0, 0, 0, 0)
-    assert stats.small_bytes > 0
+    assert (stats.small_bytes > 0) is (keeps["policy"] is SWAP)
+
+
+MIB = 2**20
+
+
+class Wide(nn.Cell):
+    """Saves one tensor of half a MiB."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.tanh(x)
+
+
+@pytest.mark.parametrize("ladder", [[], ["keep"], ["recompute", "keep"]], ids=str)
+def test_a_host_limit_of_one_mebibyte_is_kept_and_named(ladder: list[str], manager: SwapManager) -> None:
+    manager.configure(min_bytes=0, tier="host", host_budget="1MiB", when_exhausted=ladder)
+    x = numbers(256, 512)
+
+    def make(policy: Any) -> nn.Cell:
+        return Stack([on(Wide(), policy) for _ in range(5)])
+
+    if not ladder:
+        with pytest.raises(HostMemoryError) as caught:
+            gradients(make(SWAP), x, wait=True)
+        message = str(caught.value)
+        assert all(part in message for part in ("no room on host", "host_budget is 1048576 bytes", "raise host_budget"))
+        assert "device" not in message, "that isn't what has run out"
+        del caught
+    else:
+        assert_same(gradients(make(SWAP), x, wait=True), gradients(make(None), x))
+    stats = manager.stats()
+    assert 0 < stats.host_peak_bytes <= stats.allocated_bytes <= MIB
+    assert (stats.kept_bytes + stats.kept_regions > 0) is (ladder == ["keep"])
+    assert (stats.recomputed_regions > 0) is ("recompute" in ladder)

@@ -9,7 +9,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore.nn.utils import no_init_parameters
 
-from hyper_parallel import SwapManager, checkpoint, checkpoint_wrapper, swap, swap_wrapper
+from hyper_parallel import SwapManager, checkpoint, checkpoint_wrapper, is_recomputing, swap, swap_wrapper
 from tests.exactness.programs.calls import (
     a_call_whose_output_is_not_used,
     a_cell_called_twice,
@@ -19,6 +19,7 @@ from tests.exactness.programs.calls import (
     two_forwards_before_two_backwards,
 )
 from tests.exactness.programs.program import Program, Put, X, record_of, step
+from tests.exactness.programs.randomness import DRAWS, Random
 from tests.helpers import (
     PREFER_RECOMPUTE,
     RECOMPUTE,
@@ -79,16 +80,32 @@ CALLS: dict[str, Callable[[Layer], Callable[[Tensor], Tensor]]] = {
 }
 
 
+class Counts(nn.Cell):
+    """Nothing of it is saved; says when it ran."""
+
+    def __init__(self, ran: list[str]) -> None:
+        super().__init__()
+        self.note = lambda: ran.append("replay" if is_recomputing() else "forward")
+
+    def construct(self, x: Tensor) -> Tensor:
+        self.note()
+        return x + 1
+
+
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_early_stop_changes_no_number(early_stop: bool) -> None:
     """The last cells save several tensors, or only what nothing needs: what an unwound forward would break."""
+    ran: list[str] = []
 
     def program(call: Callable) -> Any:
-        net = Stack([Layer(seed=1), seeded(nn.BatchNorm1d(4)), nn.LayerNorm((4,)), nn.ReLU()]).set_train()
-        net.layers[2].gamma.requires_grad = False
+        drops = Random(DRAWS["ops.dropout"])
+        net = Stack([Layer(seed=1), drops, seeded(nn.BatchNorm1d(4)), nn.LayerNorm((4,)), nn.ReLU(), Counts(ran)])
+        net.set_train()
+        net.layers[3].gamma.requires_grad = False
         return step(lambda x, y: (call(net, x) * y).sum(), net, times=2)
 
     found = record_of(program, functools.partial(checkpoint, early_stop=early_stop))
+    assert ran == ["forward", "replay"] * 2, "code runs again to its end; what is left out is operators"
     assert_same(found, record_of(program, lambda net, x: net(x)))
 
 

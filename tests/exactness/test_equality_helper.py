@@ -1,14 +1,18 @@
 """The helper that every other test relies on sees what it must see."""
 
 from collections.abc import Callable
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+from hyper_parallel import SwapManager
+from ms_ops.host import HostTier, Slot
 from tests.exactness import grammar
 from tests.helpers import (
+    RECOMPUTE,
     SWAP,
     Layer,
     Record,
@@ -102,6 +106,30 @@ def test_a_random_net_with_a_fault_is_not_the_same(
 
     with pytest.raises(AssertionError, match=where):
         assert_same(grammar.run(program, plain=False), grammar.run(program, plain=True))
+
+
+@pytest.mark.parametrize("options", [{"policy": SWAP}, {"policy": RECOMPUTE, "swap_inputs": True}], ids=str)
+def test_one_wrong_bit_in_what_comes_back_from_host_is_seen(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only in gradients: what a step computes forward, and the weights that it begins with, are right."""
+    SwapManager().configure(min_bytes=0, tier="host")
+    read = HostTier.read
+
+    def wrong(tier: HostTier, slot: Slot, array: np.ndarray) -> None:
+        read(tier, slot, array)
+        array[0] ^= 1
+
+    def run(policy: dict[str, Any]) -> Record:
+        return gradients(Stack([on(Layer(seed=seed), **policy) for seed in range(3)]), numbers(3, 4), wait=True)
+
+    plain = run({"policy": None})
+    assert_same(run(options), plain)
+    monkeypatch.setattr(HostTier, "read", wrong)
+    found = run(options)
+    with pytest.raises(AssertionError, match=r"value and gradients\[1\].* differs from plain"):
+        assert_same(found, plain)
+    assert found["value and gradients[0]"].tobytes() == plain["value and gradients[0]"].tobytes()
 
 
 def test_what_is_still_swapped_is_seen() -> None:

@@ -8,6 +8,8 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from hyper_parallel import CheckpointPolicy, SwapManager
+from tests.exactness.programs.gradients import Inside
+from tests.exactness.programs.program import Put, record_of, step
 from tests.exactness.programs.randomness import DRAWS, Random
 from tests.helpers import (
     PREFER_RECOMPUTE,
@@ -97,6 +99,27 @@ def test_three_deep_around_a_cell_that_draws(inner: CheckpointPolicy) -> None:
         return gradients(net, X, wait=True)
 
     assert_same(run(RECOMPUTE, inner), run(None, None))
+
+
+def test_three_replays_around_a_swapped_cell_a_draw_and_a_gradient() -> None:
+    nets: list[nn.Cell] = []
+
+    def program(put: Put) -> Any:
+        recompute = (lambda cell: on(cell, RECOMPUTE)) if put is not unchanged else put
+        inner = Stack([put(Layer(seed=30)), Random(DRAWS["ops.dropout"]), Inside(Layer(seed=40))])
+        net = recompute(Shell(recompute(Shell(recompute(inner), seed=20)), seed=10))
+        nets.append(net)
+        return step(lambda x, y: (net(x) * y).sum(), net)
+
+    def unchanged(cell: nn.Cell) -> nn.Cell:
+        return cell
+
+    assert_same(record_of(program, lambda cell: on(cell, SWAP)), record_of(program, unchanged))
+    net = nets[0]
+    swapped, _, takes_a_gradient = net.inner.inner.layers
+    assert [net.calls, net.inner.calls, swapped.calls] == [2, 3, 1]
+    assert takes_a_gradient.layer.calls == 2 * 4, "twice in each of a forward and three replays"
+    assert SwapManager().stats().offloaded_bytes > 0
 
 
 def test_three_nested_replays_run_each_cell_once_more_per_enclosing_region(plain: Any) -> None:

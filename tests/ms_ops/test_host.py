@@ -137,6 +137,18 @@ def test_steps_of_ever_other_sizes_do_not_take_ever_more(tmp_path: Path) -> None
         tier.close()
 
 
+def test_a_hundred_steps_that_take_and_give_back_in_any_order_take_what_one_does(tmp_path: Path) -> None:
+    draw = np.random.RandomState(0)
+    sizes = draw.randint(10 * PAGE, 40 * PAGE, 50) | 1
+    for tier, slab in ((HostTier(2**30), 0), (FileTier(tmp_path, 2**30, 512 * PAGE), 512 * PAGE)):
+        for _ in range(100):
+            slots = [tier.take(int(nbytes)) for nbytes in draw.permutation(sizes)]
+            for index in draw.permutation(len(slots)):
+                tier.give_back(slots[index])
+        assert tier.allocated <= 1.1 * sizes.sum() + slab
+        tier.close()
+
+
 @pytest.mark.parametrize("nbytes", [int(2.08 * 2**20), 3 * 2**20 + 1, 999_999])
 def test_what_is_allocated_is_hardly_more_than_what_was_asked_for(tmp_path: Path, nbytes: int) -> None:
     for tier in (HostTier(2**30), FileTier(tmp_path, 2**30, 2**20)):

@@ -1,12 +1,17 @@
 """What `describe()` tells a reader."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import mindspore as ms
+import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, apply_policy, load_policy
+from hyper_parallel import CheckpointPolicy, PolicyError, SwapManager, activation_policy, apply_policy, load_policy
 from hyper_parallel.policy_file.sizes import size_in_words
+from tests.helpers import settled
 
 
 def rule(cells: str, policy: str, **others: Any) -> dict[str, Any]:
@@ -208,3 +213,36 @@ class TestNotes:
 )
 def test_a_size_is_written_in_binary_units(size: int, words: str) -> None:
     assert size_in_words(size) == words
+
+
+@pytest.mark.parametrize("order", [("must_save", "must_swap"), ("must_swap", "must_save")], ids=" then ".join)
+def test_of_two_rules_with_the_same_pattern_the_later_one_acts_and_the_report_says_so(
+    gpt: nn.Cell, swap_manager: SwapManager, write: Callable[[str], Path], order: tuple[str, str]
+) -> None:
+    swap_manager.configure(min_bytes=0)
+    swap_manager.reset()
+    last = order[1]
+    rules = "".join(f'  - {{cells: "layers.*", policy: {policy}}}\n' for policy in order)
+    plan = apply_policy(gpt, write(f"version: 1\nrules:\n{rules}"))
+    assert "rule 1 (layers.*) has no effect: rule 2 overrules it on every cell it matches" in plan.describe()
+    assert {(row.policy_text, row.why) for row in plan.rows} == {(last, "rule 2")}
+    x = Tensor(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
+    ms.grad(lambda x: settled(gpt(x)))(x)
+    swapped = {path for path, cell in swap_manager.stats().cells.items() if cell.offloaded_bytes}
+    assert swapped == ({f"layers.{index}" for index in range(4)} if last == "must_swap" else set())
+
+
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [
+        ("{MatMul: must_save, MatMulExt: must_swap}", "'MatMul' says MUST_SAVE and 'MatMulExt' says MUST_SWAP"),
+        ("{MatMul: must_save, MatMul: must_swap}", "the key 'MatMul' is given twice"),
+    ],
+)
+def test_an_operator_in_two_entries_is_an_error_that_names_both(
+    write: Callable[[str], Path], ops: str, expected: str
+) -> None:
+    with pytest.raises(PolicyError) as caught:
+        load_policy(write(f'version: 1\nrules:\n  - {{cells: "layers.*", ops: {ops}}}\n'))
+    assert expected in str(caught.value)
+    assert "policy.yaml:3" in str(caught.value)

@@ -1,7 +1,7 @@
-"""Warning about replayed regions that can't lower the memory that training needs."""
+"""Warning about regions that can't lower the memory that training needs: replayed or swapped ones."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mindspore import Tensor
@@ -14,6 +14,8 @@ from ms_ops.tensors import storage_of
 _looked_at: set[str] = set()
 """Regions, by path, that were measured: once is enough, since asking for a storage waits for the queue."""
 _warned: set[str] = set()
+_swapped: set[str] = set()
+"""Regions, by path, whose first call was asked what of it goes to host."""
 
 
 class Benefit:
@@ -70,6 +72,52 @@ def check_whole_net(path: str, parameters: Any, replayed_bytes: Callable[[], int
             f"{path}: no benefit from recomputing it: it is the whole net, so that its replay brings back all "
             f"{replayed_bytes()} bytes at once, at the peak. Give the policy to each of its blocks",
         )
+
+
+def is_first_swap(path: str) -> bool:
+    """Whether a region that should send something to host is called for the first time; later calls aren't asked."""
+    if path in _swapped:
+        return False
+    _swapped.add(path)
+    return True
+
+
+def check_swap(path: str, source: str, what: str, left: Mapping[str, int] | None) -> None:
+    """The first call of a region has ended: warn if nothing goes to host of what was asked for.
+
+    Args:
+        path: The region.
+        source: Who has asked for it.
+        what: What should go to host.
+        left: Bytes that stay, by why; None: something goes.
+    """
+    if left is not None:
+        why = ", ".join(f"{nbytes} bytes {_WHY_LEFT[name]}" for name, nbytes in sorted(left.items()) if nbytes)
+        warnings.warn(
+            f"{path}: no benefit from swapping {what} ({source}): nothing of it goes to host, since "
+            f"{why or 'there is nothing that backward needs'}. Lower min_bytes, give the policy to another cell, or "
+            f"leave it out",
+            NoBenefitWarning,
+            stacklevel=2,
+        )
+
+
+def check_operators(path: str, source: str, names: Sequence[str], policy: Any) -> None:
+    """The first call of a region has ended: warn if entries of its table name operators of which it runs none."""
+    if names:
+        warnings.warn(
+            f"{path}: no benefit from the policy of {' and '.join(names)} ({policy}; {source}): the region runs no "
+            f"such operator. `hyper-parallel ops` lists what a model runs",
+            NoBenefitWarning,
+            stacklevel=2,
+        )
+
+
+_WHY_LEFT = {
+    "small_bytes": "are in tensors below min_bytes",
+    "parameter_bytes": "are weights",
+    "kept_bytes": "are to stay, or are held by other code",
+}
 
 
 def _warn(path: str, message: str) -> None:

@@ -31,7 +31,7 @@ class OperatorChoice:
         leave_alone: Called with a tensor that must not go there.
     """
 
-    __slots__ = ("leave_alone", "policy", "to_host")
+    __slots__ = ("leave_alone", "policy", "ran", "to_host")
 
     def __init__(
         self,
@@ -42,6 +42,9 @@ class OperatorChoice:
         self.policy = policy
         self.to_host = to_host
         self.leave_alone = leave_alone
+        self.ran: dict[str, bool] | None = None
+        """Dispatch names of what has run in the forward, and whether it should go to host; if somebody wants to know.
+        """
 
     def ask(
         self, path: str, name: str, result: Any, cells: Any, args: tuple, runs_once: bool
@@ -58,6 +61,8 @@ class OperatorChoice:
         """
         assert self.policy is not None
         said = _said(self.policy, path, FORWARD, name, result, cells, args)
+        if self.ran is not None:
+            self.ran[name] = said.swaps or self.ran.get(name, False)
         if runs_once and said.replays:
             if said is CheckpointPolicy.MUST_RECOMPUTE and self.policy.names(name):
                 _report(path, name, said, f"it {why_not_repeated(name) or 'writes a parameter'}: its result is kept")

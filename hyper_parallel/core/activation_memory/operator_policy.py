@@ -6,7 +6,7 @@ function is asked again, before the operator, and must answer the same.
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from mindspore import Tensor, nn
@@ -115,6 +115,10 @@ class OperatorPolicy:
         """Whether this is about the operator, not only about the rest."""
         return False
 
+    def without_effect(self, ran: Set[str]) -> list[str]:
+        """Of what it names, what a region that runs these operators (by their dispatch names) has nothing of."""
+        return []
+
     def for_call(self) -> "OperatorPolicy":
         """What decides in one call of a region."""
         return self
@@ -154,6 +158,15 @@ class Table(OperatorPolicy):
 
     def names(self, dispatch_name: str) -> bool:
         return dispatch_name in self._by_name
+
+    def without_effect(self, ran: Set[str]) -> list[str]:
+        # a table for many cells may name what only some of them have: that alone is no mistake
+        missing = {
+            name: policy for name, policy in self.policies.items() if name != REST and not dispatch_names(name) & ran
+        }
+        if len(missing) == len(self.policies.keys() - {REST}):
+            return list(missing)
+        return [name for name, policy in missing.items() if policy.swaps]
 
     def named(self) -> Iterable[str]:
         """The dispatch names that entries mean."""
@@ -199,6 +212,9 @@ class Alternating(OperatorPolicy):
 
     def names(self, dispatch_name: str) -> bool:
         return self._table.names(dispatch_name)
+
+    def without_effect(self, ran: Set[str]) -> list[str]:
+        return self._table.without_effect(ran)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Alternating) and self._name == other._name
@@ -264,6 +280,12 @@ class KeepsCollectives(OperatorPolicy):
 
     def names(self, dispatch_name: str) -> bool:
         return dispatch_name in COLLECTIVES or self._rest.names(dispatch_name)
+
+    def without_effect(self, ran: Set[str]) -> list[str]:
+        return self._rest.without_effect(ran)
+
+    def __str__(self) -> str:
+        return f"{self._rest}, collectives kept"
 
 
 Operators = Mapping[Any, CheckpointPolicy] | Iterable[Any] | OperatorPolicy

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from hyper_parallel.core.activation_memory.benefit import check_operators, check_swap, is_first_swap
 from hyper_parallel.core.activation_memory.effects import Effects
 from hyper_parallel.core.activation_memory.operator_choice import OperatorChoice
 from hyper_parallel.core.activation_memory.operator_log import OperatorLog
@@ -86,7 +87,9 @@ def _swapped(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, ar
     with group:
         output = _once(scope, SwapScope(group), path, body, args, kwargs, group.add)
         group.passes(output)
-        return output
+    if is_first_swap(path):
+        check_swap(path, spec.source, "it", group.why_nothing_left())
+    return output
 
 
 def _once(
@@ -125,9 +128,29 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
         policy = KeepsCollectives(policy) if spec.keep_collectives else policy
         operators = OperatorChoice(policy, to_host, host.leave_alone)
         invocation = Invocation(owner, body, path, tape, contexts, operators)
+        takes_inputs = spec.swap_inputs and not (scope.records or isinstance(scope, SwapScope))
+        is_first = (takes_inputs or policy is not None) and is_first_swap(path)
+        operators.ran = {} if is_first and policy is not None else None
         if scope.records or isinstance(scope, SwapScope):
-            return invocation.forward(args, kwargs, scope.offer)
-        return invocation.forward(args, kwargs, host.add if spec.swap_inputs else None)
+            output = invocation.forward(args, kwargs, scope.offer)
+        else:
+            output = invocation.forward(args, kwargs, host.add if spec.swap_inputs else None)
+        group = host.group
+    if is_first:
+        _check_benefit(spec, path, takes_inputs, operators, group)
+    return output
+
+
+def _check_benefit(spec: RegionSpec, path: str, takes_inputs: bool, operators: OperatorChoice, group: Any) -> None:
+    """Warn if nothing comes of what the region should swap, or of what its operators should do."""
+    asked = ["its inputs"] if takes_inputs else []
+    ran = operators.ran
+    if ran is not None:
+        assert spec.operators is not None
+        check_operators(path, spec.source, spec.operators.without_effect(ran.keys()), spec.operators)
+        asked += [f"results of {' and '.join(sorted(name for name, goes in ran.items() if goes))}"] * any(ran.values())
+    if asked:
+        check_swap(path, spec.source, " and ".join(asked), group.why_nothing_left() if group is not None else {})
 
 
 def _contexts_of(spec: RegionSpec, path: str) -> tuple[Any, Any]:

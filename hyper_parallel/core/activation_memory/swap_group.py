@@ -224,6 +224,17 @@ class SwapGroup(Watched):
             f"{answer if isinstance(answer, CheckpointPolicy) else no_policy(answer)}"
         )
 
+    def why_nothing_left(self) -> Counter[str] | None:
+        """When it is closed: bytes of what stays on the device, by why, if that is all of it; else None."""
+        kept = 0
+        for ref in self._handles:
+            handle = ref()
+            if handle is not None:
+                if handle.tensor is None:
+                    return None
+                kept += handle.nbytes
+        return self.left + Counter(kept_bytes=kept)
+
     def __enter__(self) -> "SwapGroup":
         return self
 
@@ -272,16 +283,17 @@ class HostSide:
         self._groups = groups
         self._passed = passed
         groups.callback(self._end)
-        self._group: SwapGroup | None = None
+        self.group: SwapGroup | None = None
+        """Until the region ends."""
         self._marked: list[Tensor] = []
 
     def add(self, tensor: Tensor, may_be_written: bool = False) -> Any:
         """What stands for `tensor`; see `SwapGroup.add`."""
-        if self._group is None:
-            self._group = self._groups.enter_context(self._open_group())
-            self._group.is_given(self._passed)
+        if self.group is None:
+            self.group = self._groups.enter_context(self._open_group())
+            self.group.is_given(self._passed)
             self._passed = None
-        return self._group.add(tensor, may_be_written)
+        return self.group.add(tensor, may_be_written)
 
     def leave_alone(self, tensor: Tensor) -> None:
         """Leave a tensor on the device that was marked inside the region; see `keep_on_device`."""
@@ -289,5 +301,5 @@ class HostSide:
         marks.mark(self._marked[-1])
 
     def _end(self) -> None:
-        self._passed = self._group = None  # a replay may hold this object for long
+        self._passed = self.group = None  # a replay may hold this object for long
         self._marked.clear()

@@ -17,6 +17,8 @@ from mindspore import Tensor, mint, nn
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy
 
+gc.freeze()  # MindSpore is 200,000 objects that stay: collections look at what comes after
+
 
 @dataclass(frozen=True)
 class Size:

@@ -1,5 +1,6 @@
 """What every test needs: MindSpore quiet, and a working directory that may be littered."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,3 +19,10 @@ def littered_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(folder)
     yield folder
     os.chdir(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_is_imported_stays() -> None:
+    """MindSpore and all tests are some 200,000 objects: `gc.collect()` and collections by themselves leave them out."""
+    gc.collect()
+    gc.freeze()

@@ -67,7 +67,11 @@ def plain(program: str) -> Record:
     return record_of(PROGRAMS[program], lambda cell: cell)
 
 
-@pytest.mark.parametrize(("program", "entry", "mode"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("program", "entry", "mode"),
+    # one worker has all combinations of a program, so that its plain run is taken once
+    [pytest.param(*each, marks=pytest.mark.xdist_group(f"table, {each[0]}")) for each in COMBINATIONS],
+)
 def test_a_program_gives_plains_bits(program: str, entry: str, mode: str) -> None:
     assert_same(record_of(PROGRAMS[program], put_by(entry, mode)), plain(program))
 

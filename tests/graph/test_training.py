@@ -106,8 +106,8 @@ NETS: dict[str, tuple[Callable[[], nn.Cell], Tensor]] = {
 # The compiler's front end, which recomputes, is one for both levels: each kind of style has all policies at one level.
 LEVELS = {"value_and_grad under jit": "O0", "a step under jit": "O1", "TrainOneStepCell": "O0", "Model.train": "O1"}
 OTHER = {"O0": "O1", "O1": "O0"}
-CASES = [(style, LEVELS[style], policy) for style in STYLES for policy in POLICIES]
-CASES += [(style, OTHER[LEVELS[style]], "mixed") for style in STYLES]
+CASES = [(style, LEVELS[style], policy, net) for style in STYLES for policy in POLICIES for net in NETS]
+CASES += [(style, OTHER[LEVELS[style]], "mixed", net) for style in STYLES for net in NETS]
 
 _plain: dict[tuple[str, ...], Record] = {}
 
@@ -127,8 +127,11 @@ def pynative_again() -> Any:
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize(("style", "level", "policy"), CASES)
+@pytest.mark.parametrize(
+    ("style", "level", "policy", "net"),
+    # one worker has all policies of a plain graph, so that this one is compiled once
+    [pytest.param(*case, marks=pytest.mark.xdist_group(f"{case[0]}, {case[1]}, {case[3]}")) for case in CASES],
+)
 def test_numbers_are_those_of_the_plain_graph_and_copies_are_those_wanted(
     style: str, level: str, policy: str, net: str
 ) -> None:

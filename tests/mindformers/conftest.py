@@ -39,10 +39,22 @@ class MindFormers:
     """`mindformers.pynative.config.config`."""
 
 
+class Unpacked(dict[str, Path]):
+    """The unpacked wheel of each version, from when it is asked for."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._folders = folders
+
+    def __missing__(self, version: str) -> Path:
+        self[version] = unpack(version, self._folders.mktemp(f"mindformers-{version}"))
+        return self[version]
+
+
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The unpacked wheel of each version; without them nothing is tested, which is a failure."""
-    return {version: unpack(version, tmp_path_factory.mktemp(f"mindformers-{version}")) for version in VERSIONS}
+    """The wheels; without them nothing is tested, which is a failure."""
+    return Unpacked(tmp_path_factory)
 
 
 def unpack(version: str, folder: Path) -> Path:
@@ -62,7 +74,8 @@ def unpack(version: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=VERSIONS)
+# one worker has all tests of a version: what one of them has measured others compare with
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.xdist_group(f"MindFormers {each}")) for each in VERSIONS])
 def mindformers(request: pytest.FixtureRequest, unpacked: dict[str, Path]) -> Iterator[MindFormers]:
     """Activation checkpointing of one version of MindFormers."""
     with loaded(request.param, unpacked[request.param]) as modules:

@@ -36,11 +36,8 @@ def held(net: nn.Cell, *inputs: Any) -> tuple[int, Record]:
     known = [*net.get_parameters(), *(each for each in inputs if isinstance(each, Tensor))]
     wait_for_operators()
     gc.collect()
-    gc.freeze()  # from now on only what is new is looked at
-    try:
-        result = ms.value_and_grad(forward, 0, net.trainable_params())(*inputs)
-    finally:
-        gc.unfreeze()
+    gc.freeze()  # from now on only what is new is looked at; it stays so, since unfreezing is for all or nothing
+    result = ms.value_and_grad(forward, 0, net.trainable_params())(*inputs)
     return found[0], flat(result, "value and gradients")
 
 

@@ -17,7 +17,11 @@ from tests.real_nets.nets import MODELS, blocks_of, built
 Apply = Callable[[list[nn.Cell]], Any]
 """Puts policies on the blocks of a net."""
 
-every_model = pytest.mark.parametrize("name", MODELS)
+every_model = pytest.mark.parametrize(
+    # one worker has all tests of a model, so that its plain step is taken once
+    "name",
+    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MODELS],
+)
 
 
 def step(name: str, apply: Apply, wait: bool = False) -> Record:

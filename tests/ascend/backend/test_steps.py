@@ -1,5 +1,6 @@
 """Training on the emulated device with what is swapped on its way: same numbers, no race, no host synchronisation."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_spans_of_a_trace_do_not_overlap(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", {"ci": [2], "full": [2, 3, 4, 5]}[os.environ.get("HYPOTHESIS_PROFILE", "ci")])
 def test_other_schedules_give_the_same(emulated: Any, seed: int) -> None:
     found = emulated(PROGRAM, seed=seed, env={"ASCSIM_JITTER_US": 500}, timeout=280).json()
     assert all(part.get("same", True) in (True, [True, True]) for part in found.values())

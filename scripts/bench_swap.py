@@ -164,6 +164,7 @@ def microseconds_per_tensor(steps: int) -> float:
 
     places = (
         (SwapGroup, "add", False),
+        (SwapGroup, "is_given", False),
         (SwapGroup, "passes", False),
         (SwapEngine, "open_group", False),
         (SwapEngine, "close_group", False),

@@ -59,11 +59,11 @@ def no_policy(value: Any) -> str:
 
     Examples:
         >>> from hyper_parallel.core.activation_memory.policy import no_policy
-        >>> no_policy("must_sav")
-        "'must_sav' of type str; did you mean CheckpointPolicy.MUST_SAVE?"
+        >>> no_policy("must_sav").rpartition("; ")[2]
+        'did you mean CheckpointPolicy.MUST_SAVE?'
     """
     names = [policy.name for policy in CheckpointPolicy]
     spelled = str(getattr(value, "name", value))[:40].upper()  # another library's enum, too
     close = difflib.get_close_matches(spelled, names, n=1, cutoff=0.6)
-    offer = f"did you mean CheckpointPolicy.{close[0]}?" if close else f"policies are {', '.join(names)}"
-    return f"{value!r} of type {type(value).__name__}; {offer}"
+    offer = f"; did you mean CheckpointPolicy.{close[0]}?" if close else ""
+    return f"{value!r} of type {type(value).__name__}; the policies are {', '.join(names)}{offer}"

@@ -39,8 +39,9 @@ class _Saved:
         return result_like(tensor, self.tracked) if self.is_written else alias(tensor, self.tracked)
 
     def is_reached(self, written: Written) -> bool:
-        # a copy on host, or on its way there, watches itself; but not for the object
-        return written.tensor is self.original() or (isinstance(self.tensor, Tensor) and written.reaches(self.tensor))
+        if not isinstance(self.tensor, Tensor):
+            return False  # a copy on host, or on its way there: that one watches itself
+        return written.tensor is self.original() or written.reaches(self.tensor)
 
     def leave_out(self) -> None:
         """Nobody reads the values: shape and dtype are enough."""

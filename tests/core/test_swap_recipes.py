@@ -12,6 +12,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from hyper_parallel import HostMemoryError, SwapManager, apply_policy, checkpoint, swap
+from ms_ops.autograd import wait_for_operators
 from ms_ops.host import HostTier, Slot
 from tests.core.swap_nets import KINDS, X, net
 from tests.helpers import (
@@ -258,6 +259,7 @@ def test_a_region_whose_closure_holds_its_own_output_is_gone_without_the_collect
             return settled(mean_square(stored["output"]))
 
         ms.grad(forward)(X)
+        wait_for_operators()  # until then MindSpore itself holds the graph
         return weakref.ref(layer)
 
     gc.collect()

@@ -93,7 +93,7 @@ found["peaks by budget"] = [
 
 def held_by_a_block(options: dict[str, Any] | None) -> int:
     """Bytes that each further block holds at the end of the forward."""
-    four, two = (levels_of(options, layers, steps=1)["held"] for layers in (4, 2))
+    four, two = (levels_of(options, layers, steps=2)["held"] for layers in (4, 2))
     return (four - two) // 2
 
 

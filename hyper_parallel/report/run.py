@@ -182,7 +182,7 @@ def read_run(file: "str | os.PathLike[str]") -> Run:
         >>> with SwapManager().trace(file):
         ...     pass  # training steps
         >>> read_run(file).limits["window"]
-        33554432
+        25165824
     """
     try:
         content = Path(file).read_bytes()

@@ -83,7 +83,7 @@ class SwapManager(SwapByHand):
                 memory, with files behind it only if ``"file"`` is given.
             host_budget: Most bytes on host, e.g. ``"8GiB"``. Default: half of the container's memory, divided by the
                 ranks on this host.
-            window: Bytes loaded ahead of backward. Default: ``"32MiB"``; on Ascend more, if regions are larger.
+            window: Bytes loaded ahead of backward. Default: ``"24MiB"``; on Ascend more, if regions are larger.
             pending: Bytes on their way to host before forward waits. Default: as for `window`.
             min_bytes: Smaller tensors stay on the device. Default: ``"1MiB"``.
             fuse_below: Smaller tensors of one region travel together, where `min_bytes` lets them go. Default:

@@ -43,7 +43,7 @@ class SwapSettings(BaseModel):
     which is also used if nothing is said; `file` lies behind it there."""
     host_budget: Bytes | None = None
     """Most bytes that may wait on host. None: half of the container's memory, divided by the ranks on this host."""
-    window: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)
+    window: Bytes = Field(default=ByteSize(24 * 2**20), gt=0)
     """Bytes loaded ahead of backward, and not given up yet. More hides more of the reading, and keeps more on the
     device. On Ascend, if it isn't set: what the largest region sends, if that is more."""
     pending: Bytes = Field(default=ByteSize(32 * 2**20), gt=0)

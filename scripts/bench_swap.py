@@ -83,8 +83,8 @@ def peak_here(mode: str, depth: int, batches: int, frozen: bool) -> tuple[float,
     return reference.peak_of(mode, depth, frozen)
 
 
-def measure_peaks(depths: list[int], repeat: int, progress: Progress) -> dict[str, Any]:
-    modes = {False: ("plain", "native", *SWAPPED, "nothing_kept"), True: ("native", *SWAPPED, "nothing_kept")}
+def measure_peaks(chosen: list[str], depths: list[int], repeat: int, progress: Progress) -> dict[str, Any]:
+    modes = {False: chosen, True: [mode for mode in chosen if mode != "plain"]}
     task = progress.add_task("peaks", total=sum(map(len, modes.values())) * len(depths))
     result: dict[str, Any] = {}
     for frozen, names in modes.items():
@@ -226,7 +226,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         at_most("step time, page cache / direct I/O", 1.0, *interval([1 / value for value in ratio(direct, "swap")]))
     if peaks := figures.get("peaks"):
         trained, frozen = peaks["trained"], peaks["frozen"]
-        for mode in SWAPPED:
+        for mode in [mode for mode in SWAPPED if mode in trained and "native" in trained]:
             for depth, of_native in trained["native"]["peaks"].items():
                 if depth in (8, 12):
                     value = trained[mode]["peaks"][depth]["mb"] / of_native["mb"]
@@ -239,7 +239,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if batches := figures.get("largest_batch"):
         for mode, times in (("swap", 4), ("recompute_swap_inputs", 5)):
             # a target of at least so many times, as a verdict of at most
-            at_most(f"{times} / largest batch under {mode}", 1.0, times / max(batches[mode]["times"], 0.1))
+            if mode in batches:
+                at_most(f"{times} / largest batch under {mode}", 1.0, times / max(batches[mode]["times"], 0.1))
     return found
 
 
@@ -275,6 +276,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="peaks,steps,direct,python,batch", help="what is measured")
     parser.add_argument("--depths", default="4,8,12")
+    parser.add_argument("--modes", default=f"plain,native,{','.join(SWAPPED)},nothing_kept", help="whose peaks")
+    parser.add_argument(
+        "--batches",
+        default="native=4,swap=5,recompute_swap_inputs=6",
+        help="the largest batch is looked for downwards from so many times plain's",
+    )
     parser.add_argument("--repeat", type=int, default=3, help="processes per peak")
     parser.add_argument("--time-depth", type=int, default=2, help="blocks of the timed nets")
     parser.add_argument("--rounds", type=int, default=60)
@@ -309,9 +316,11 @@ def main() -> None:
             figures["direct_io"] = measure_direct_io(a.time_depth, a.rounds // 2, progress)
         if "peaks" in parts:
             figures["one_block_mb"] = peak("nothing_kept", 1, a.repeat, frozen=True)["mb"]
-            figures["peaks"] = measure_peaks([int(d) for d in a.depths.split(",")], a.repeat, progress)
+            depths = [int(d) for d in a.depths.split(",")]
+            figures["peaks"] = measure_peaks(a.modes.split(","), depths, a.repeat, progress)
         if "batch" in parts:
-            figures["largest_batch"] = largest_batches({"native": 4, "swap": 5, "recompute_swap_inputs": 6}, progress)
+            limits = dict(each.split("=") for each in a.batches.split(","))
+            figures["largest_batch"] = largest_batches({mode: int(most) for mode, most in limits.items()}, progress)
         os.chdir(out.parent)
     out.write_text(json.dumps(figures, indent=1))
     figures = json.loads(out.read_text(), object_hook=_with_numbers)

@@ -176,20 +176,6 @@ def state_of(net: nn.Cell) -> Record:
     return {name: parameter.asnumpy().copy() for name, parameter in net.parameters_and_names()}
 
 
-class Adam:
-    """The operator of `nn.Adam`, on each weight: the cell compiles a graph for every net, and trains for a moment."""
-
-    def __init__(self, weights: Sequence[ms.Parameter]) -> None:
-        self._update, self._steps = ops.Adam(), 0
-        self._of_weights = [(each, *(ms.Parameter(ops.zeros_like(each)) for _ in range(2))) for each in weights]
-
-    def __call__(self, gradients: Sequence[Tensor]) -> None:
-        self._steps += 1
-        powers = 0.9**self._steps, 0.999**self._steps
-        for (weight, mean, variance), gradient in zip(self._of_weights, gradients, strict=True):
-            self._update(weight, mean, variance, *powers, 0.01, 0.9, 0.999, 1e-8, gradient)
-
-
 def train(
     net: nn.Cell,
     *inputs: Any,
@@ -209,7 +195,7 @@ def train(
         position: Inputs to take the gradient of, beside the parameters.
     """
     weights = ms.ParameterTuple(net.trainable_params())
-    optimizer = Adam(weights)
+    optimizer = nn.Adam(weights, learning_rate=0.01)
 
     def forward(*args: Any) -> Tensor:
         value = loss(net(*args))

@@ -129,8 +129,8 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
         operators = OperatorChoice(policy, to_host, host.leave_alone)
         invocation = Invocation(owner, body, path, tape, contexts, operators)
         takes_inputs = spec.swap_inputs and not (scope.records or isinstance(scope, SwapScope))
-        is_first = (takes_inputs or policy is not None) and is_first_swap(path)
-        operators.ran = {} if is_first and policy is not None else None
+        is_first = (takes_inputs or spec.operators is not None) and is_first_swap(path)
+        operators.ran = {} if is_first and spec.operators is not None else None
         if scope.records or isinstance(scope, SwapScope):
             output = invocation.forward(args, kwargs, scope.offer)
         else:

@@ -145,23 +145,34 @@ def without_history() -> Iterator[None]:
         _pynative_executor.set_enable_grad(enabled)
 
 
-_data = Tensor.data.__get__  # of subclasses, too, whatever they make of the name
-
-
 def alias(tensor: Tensor, tracked: bool) -> Tensor:
     """The same storage as a new tensor without history; `tracked` makes it a leaf that autograd follows.
 
     Anything that outlives a forward holds an alias: a result holds its gradient node, which holds the saved objects,
     which would hold the result: a cycle that no collector sees, since it runs through C++.
-
-    Nothing is dispatched, so that no precision and no interception reaches it; `stop_gradient` takes thirty times as
-    long. It waits until the operator that gives `tensor` has been taken up, which saved-tensor hooks wait for anyway,
-    but not until it has run.
     """
-    result = _data(tensor)
+    enabled = _pynative_executor.enable_grad()
+    _pynative_executor.set_enable_grad(False)  # as `without_history`, which takes longer
+    try:
+        with without_precision():
+            result = ms.ops.stop_gradient(tensor)
+    finally:
+        _pynative_executor.set_enable_grad(enabled)
     if tracked:
         result.requires_grad_()
     return result
+
+
+_data = Tensor.data.__get__  # of subclasses, too, whatever they make of the name
+
+
+def data_of(tensor: Tensor) -> Tensor:
+    """An untracked alias of a tensor that a saved-tensor hook is given: no operator, a thirtieth of the time.
+
+    Not for the output of a cell that runs once inside a replayed region: its graph then stays for good (found by random
+    nets in 2.10.0; why is not known).
+    """
+    return _data(tensor)
 
 
 def result_like(tensor: Tensor, tracked: bool) -> Tensor:

@@ -9,7 +9,7 @@ MIB = 2**20
 def test_on_a_cpu_they_are_the_settings() -> None:
     limits = Limits(SwapSettings(), fit=False)
     limits.has_seen(900 * MIB)
-    assert (limits.pending, limits.window) == (32 * MIB, 32 * MIB)
+    assert (limits.pending, limits.window) == (32 * MIB, 24 * MIB)
 
 
 def test_on_a_device_they_grow_with_the_largest_region() -> None:

@@ -21,6 +21,7 @@ from ms_ops.autograd import (
     Ambient,
     alias,
     backward_is_recorded,
+    data_of,
     gradient_depth,
     guard_gradient_calls,
     is_parameter,
@@ -198,14 +199,15 @@ def test_results_and_leaves_are_tracked_and_an_untracked_alias_is_not() -> None:
     assert seen == [True, False, True]
 
 
-def test_an_alias_shares_the_storage() -> None:
+@pytest.mark.parametrize("of", [data_of, lambda tensor: alias(tensor, tracked=False)])
+def test_an_alias_shares_the_storage(of: Callable[[Tensor], Tensor]) -> None:
     x = numbers(4)
-    twin = alias(x, tracked=False)
+    twin = of(x)
     assert twin is not x
     assert twin.data_ptr() == x.data_ptr()
 
 
-def test_making_an_alias_runs_no_operator() -> None:
+def test_the_data_of_a_tensor_runs_no_operator() -> None:
     seen: list[str] = []
 
     def note(name: str, run: Callable[..., Any], args: tuple) -> Any:
@@ -213,13 +215,14 @@ def test_making_an_alias_runs_no_operator() -> None:
         return run(*args)
 
     with Interception(note):
-        ops.tanh(alias(numbers(2), tracked=False))
+        ops.tanh(data_of(numbers(2)))
     assert seen == ["Tanh"]
 
 
-def test_an_alias_of_a_parameter_is_not_the_parameter() -> None:
+@pytest.mark.parametrize("of", [data_of, lambda tensor: alias(tensor, tracked=False)])
+def test_an_alias_of_a_parameter_is_not_the_parameter(of: Callable[[Tensor], Tensor]) -> None:
     weight = Parameter(numbers(2), name="weight")
-    twin = alias(weight, tracked=False)
+    twin = of(weight)
     weight.set_data(numbers(2) + 1)
     assert not isinstance(twin, Parameter) and not is_parameter(twin)
     assert (twin.asnumpy() == numbers(2).asnumpy()).all()

@@ -16,7 +16,7 @@ from mindspore import Parameter, Tensor, nn
 from hyper_parallel.core.activation_memory.call_site import call_site
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import ReplayMismatchError
-from ms_ops.autograd import alias, gradient_depth, is_parameter, requires_grad, saved_tensors_hooks
+from ms_ops.autograd import data_of, gradient_depth, is_parameter, requires_grad, saved_tensors_hooks
 from ms_ops.cells import hear_of_calls
 from ms_ops.dispatch import NO_ANSWER, Interception
 from ms_ops.host_values import hear_of_values
@@ -73,7 +73,7 @@ class Kept(Watched):
     __slots__ = ("_tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = alias(tensor, tracked=False) if requires_grad(tensor) and not is_parameter(tensor) else tensor
+        self._tensor = data_of(tensor) if requires_grad(tensor) and not is_parameter(tensor) else tensor
         super().__init__()  # from here on it hears of writes; an alias may raise what an operator before it has raised
 
     def get(self) -> Tensor:

@@ -12,6 +12,7 @@ from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, pre
 from ms_ops.autograd import wait_for_operators
 
 ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
+ms.runtime.launch_blocking()  # else MindSpore's launch thread holds tensors for longer on a busy machine
 WIDE, ROWS = 32, 64
 manager = SwapManager()
 found: dict[str, Any] = {}

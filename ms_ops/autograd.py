@@ -167,7 +167,7 @@ _data = Tensor.data.__get__  # of subclasses, too, whatever they make of the nam
 
 
 def data_of(tensor: Tensor) -> Tensor:
-    """An untracked alias of a tensor that a saved-tensor hook is given: no operator, a thirtieth of the time.
+    """An untracked alias of a tensor that a hook or a storage is asked about: no operator, a thirtieth of the time.
 
     Not for the output of a cell that runs once inside a replayed region: its graph then stays for good (found by random
     nets in 2.10.0; why is not known).

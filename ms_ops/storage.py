@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from ms_ops.autograd import without_history
+from ms_ops.autograd import data_of, without_history
 from ms_ops.tensors import over, set_storage
 
 
@@ -46,7 +46,7 @@ class Storage:
 
     def __init__(self, tensor: Tensor) -> None:
         storage = self._storage = tensor.untyped_storage()
-        alias = self._alias = tensor.data
+        alias = self._alias = data_of(tensor)
         self.address: int = storage.data_ptr()
         nbytes = self.nbytes = storage.nbytes()
         self.layout = layout_in(nbytes, alias)
@@ -62,7 +62,7 @@ class Storage:
 
     def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
         """A tensor without history over these bytes (zero-copy), which it holds until its last reader has run."""
-        return self._alias if layout is self.layout or layout == self.layout else tensor_over(self.array(), layout)
+        return self._alias if layout == self.layout else tensor_over(self.array(), layout)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from mindspore import Tensor, mint
 from mindspore.ops.auto_generate.gen_ops_prim import as_strided_op
 
 from ms_ops.ascend.pinned import PinnedSlot
-from ms_ops.autograd import without_history
+from ms_ops.autograd import data_of, without_history
 from ms_ops.storage import Layout, array_type, layout_in
 from ms_ops.tensors import copy_into, view_of
 
@@ -30,7 +30,7 @@ class DeviceStorage:
     __slots__ = ("_alias", "address", "layout", "nbytes")
 
     def __init__(self, storage: Any, tensor: Tensor) -> None:
-        self._alias = tensor.data
+        self._alias = data_of(tensor)
         self.address: int = storage.data_ptr()
         self.nbytes: int = storage.nbytes()
         self.layout = layout_in(self.nbytes, self._alias)
@@ -48,7 +48,7 @@ class DeviceStorage:
 
     def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
         """A tensor without history over these bytes."""
-        if layout is self.layout or layout == self.layout:
+        if layout == self.layout:
             return self._alias
         with without_history():
             if layout.strides is not None and layout.dtype == self._alias.dtype and self._alias.ndim:

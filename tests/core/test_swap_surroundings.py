@@ -75,7 +75,10 @@ class Rope:
         self.table, self.slot = numbers(8, 8, seed=82), numbers(8, 8, seed=83)
 
 
-def by_default(table: Tensor = numbers(8, 8, seed=84)) -> Tensor:  # noqa: B008
+DEFAULT = numbers(8, 8, seed=84)
+
+
+def by_default(table: Tensor = DEFAULT) -> Tensor:
     return table
 
 

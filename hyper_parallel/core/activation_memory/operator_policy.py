@@ -281,12 +281,6 @@ class KeepsCollectives(OperatorPolicy):
     def names(self, dispatch_name: str) -> bool:
         return dispatch_name in COLLECTIVES or self._rest.names(dispatch_name)
 
-    def without_effect(self, ran: Set[str]) -> list[str]:
-        return self._rest.without_effect(ran)
-
-    def __str__(self) -> str:
-        return f"{self._rest}, collectives kept"
-
 
 Operators = Mapping[Any, CheckpointPolicy] | Iterable[Any] | OperatorPolicy
 """How users name operators: a table, or a list of those that are kept."""

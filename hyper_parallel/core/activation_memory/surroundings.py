@@ -53,6 +53,11 @@ def _kind(cls: type) -> str:
     return "" if is_foreign(cls.__module__) else "object"
 
 
+def _class_of(value: Any) -> Any:
+    """Its class; a type checker takes a class for a key that can't be hashed."""
+    return type(value)
+
+
 class _Reads:
     """Where the values are that code reads: variables that may hold a tensor some time, and what never changes."""
 
@@ -81,7 +86,7 @@ class _Reads:
 
     def _add(self, holder: Mapping[str, Any], name: str, names: Collection[str], depth: int) -> None:
         value = holder[name]
-        kind = _kind(type(value))  # type: ignore[arg-type]
+        kind = _kind(_class_of(value))
         self.casts = self.casts or is_written_cast(value)
         if kind == "function":
             self.add_function(value, depth)
@@ -164,7 +169,7 @@ class Surroundings:
                 has_precision = has_precision or has_own_precision(cell)
                 self._seen.add(id(cell))
                 self._take_all(_inside_cell(cell), 0)
-                reads = _read_by_class(type(cell))  # type: ignore[arg-type]
+                reads = _read_by_class(_class_of(cell))
                 has_precision = has_precision or reads.casts
                 self._take_all(reads.values(), 0)
         if has_precision or mixed_precision_is_on():
@@ -176,7 +181,7 @@ class Surroundings:
 
     def _take(self, value: Any, depth: int = 0) -> None:
         """Take the tensors that a value is or holds."""
-        kind = _kind(type(value))  # type: ignore[arg-type]
+        kind = _kind(_class_of(value))
         if not kind or depth > _DEEPEST or id(value) in self._seen:
             return
         self._seen.add(id(value))
@@ -190,7 +195,7 @@ class Surroundings:
 
     def _take_all(self, values: Iterable[Any], depth: int) -> None:
         for value in values:
-            if _kind(type(value)):  # type: ignore[arg-type]
+            if _kind(_class_of(value)):
                 self._take(value, depth + 1)
 
     def storages(self) -> dict[int, str]:
@@ -216,7 +221,7 @@ def _held_by(owner: Any) -> Iterator[Any]:
     if this is not None:
         yield this
         if not isinstance(this, nn.Cell):
-            yield from _inside(this, _kind(type(this)))  # type: ignore[arg-type]
+            yield from _inside(this, _kind(_class_of(this)))
     if isinstance(function, types.FunctionType):
         yield from _closed_over(function.__closure__ or ())
         yield from defaults_of(function)
@@ -259,4 +264,4 @@ def _inside(value: Any, kind: str) -> Iterable[Any]:
     if kind != "object":
         return ()
     attributes = getattr(value, "__dict__", {}).values()
-    return *attributes, *(getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name))  # type: ignore[arg-type]
+    return *attributes, *(getattr(value, name) for name in slots_of(_class_of(value)) if hasattr(value, name))

@@ -5,29 +5,23 @@ from typing import Any, ClassVar
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.common._grad_function import _Function
 
 from hyper_parallel import CheckpointPolicy, SwapManager, activation_policy, presets
 from ms_ops.autograd import wait_for_operators
+from tests.ascend.backend.weights import ROWS, WIDE, Weights
 
 ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
 ms.runtime.launch_blocking()  # else MindSpore's launch thread holds tensors for longer on a busy machine
-WIDE, ROWS = 32, 64
 manager = SwapManager()
 found: dict[str, Any] = {}
 SWAP: dict[str, Any] = {"policy": CheckpointPolicy.MUST_SWAP}
 SAVE, PREFER_SAVE = {"policy": CheckpointPolicy.MUST_SAVE}, {"policy": CheckpointPolicy.PREFER_SAVE}
 
 
-class Block(nn.Cell):
+class Block(Weights):
     """Backward needs its input, the first product (four times as wide) and the activation's result."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        draw = np.random.RandomState(seed)
-        self.up = Parameter(Tensor(draw.randn(WIDE, 4 * WIDE).astype(np.float32) * 0.1))
-        self.down = Parameter(Tensor(draw.randn(4 * WIDE, WIDE).astype(np.float32) * 0.1))
 
     def construct(self, x: Tensor) -> Tensor:
         return ops.matmul(mint.nn.functional.gelu(ops.matmul(x, self.up)), self.down) + 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.graph.api import _pynative_executor
 
 from hyper_parallel import (
@@ -22,10 +22,11 @@ from hyper_parallel import (
     activation_policy,
 )
 from ms_ops.ascend import events as swap_events
+from tests.ascend.backend.weights import ROWS, WIDE, Weights
 
 ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
 SWAP, RECOMPUTE = CheckpointPolicy.MUST_SWAP, CheckpointPolicy.MUST_RECOMPUTE
-WIDE, ROWS, LAYERS = 32, 64, 5
+LAYERS = 5
 SMALL = {"pending": "64KiB", "window": "48KiB", "min_bytes": 0, "fuse_below": 0}
 POLICIES: dict[str, dict[str, Any]] = {
     "swap": {"policy": SWAP},
@@ -41,12 +42,9 @@ found: dict[str, Any] = {}
 mark = ctypes.CDLL(os.environ["ASCSIM_LIBRARY"]).ascsim_mark
 
 
-class Block(nn.Cell):
+class Block(Weights):
     def __init__(self, seed: int) -> None:
-        super().__init__()
-        draw = np.random.RandomState(seed)
-        self.up = Parameter(Tensor(draw.randn(WIDE, 4 * WIDE).astype(np.float32) * 0.1))
-        self.down = Parameter(Tensor(draw.randn(4 * WIDE, WIDE).astype(np.float32) * 0.1))
+        super().__init__(seed)
         self.breaks = False
 
     def construct(self, x: Tensor) -> Tensor:

@@ -23,13 +23,13 @@ What the two differ in is said by attributes, not asked by the device's name: `f
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from mindspore import Tensor
 
 from ms_ops.host import Slot, Tier
-from ms_ops.storage import Layout
+from ms_ops.storage import Layout, ask
 
 
 class NotSupported(RuntimeError):
@@ -42,8 +42,10 @@ class DeviceStorage(Protocol):
     address: int
     """Where it begins, which tells storages apart while they are held."""
     nbytes: int
+    alias: Tensor
+    """The tensor for which it was asked, without its history."""
     layout: Layout
-    """How the tensor lies in it for which it was asked."""
+    """How that tensor lies in it."""
 
     def tensor(self, layout: Layout, piece: Any) -> Tensor:
         """A tensor without history over these bytes, which are those of the piece."""
@@ -113,11 +115,17 @@ class BackEnd(ABC):
         self.lock = threading.RLock()
         """The engine's, too."""
 
+    def ask(self, tensors: Iterable[Tensor]) -> list[Any]:
+        """What `storage_of` needs to know of tensors; waits until every dispatched operator has been launched."""
+        return ask(tensors)
+
     @abstractmethod
-    def storage_of(self, tensor: Tensor) -> Any:
+    def storage_of(self, tensor: Tensor, asked: Any) -> Any:
         """The `DeviceStorage` in which a tensor lies; None if it isn't on the device, or its owner has freed it.
 
-        Asking the first tensor of a group waits until every dispatched operator has been launched, the others don't.
+        Args:
+            tensor: The tensor.
+            asked: What `ask` gave for it.
         """
 
     @abstractmethod
@@ -177,6 +185,13 @@ class BackEnd(ABC):
         """Call this in so many seconds, on any thread; replaces what was to be called before.
 
         Never, where nothing may be launched but from the thread that trains.
+        """
+
+    @abstractmethod
+    def soon(self, function: Callable[[], None]) -> None:
+        """Call this next, on a thread that has time; replaces what was to be called before.
+
+        At once, where nothing may be launched but from the thread that trains.
         """
 
     def may_launch(self) -> bool:

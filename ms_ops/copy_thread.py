@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CopyThread:
-    """Runs `work(item)` for submitted items, one at a time.
+    """Runs `work(item)` for submitted items, one at a time, and calls what is to be called in between.
 
     `work` is called with the owner's lock held, and releases it around the copy itself. The thread begins with the
     first item, is a daemon, and ends with `stop()`; every method but `stop` is called with the lock held.
@@ -26,6 +26,7 @@ class CopyThread:
         self._jobs: OrderedDict[int, tuple[Any, Callable[[Any], None]]] = OrderedDict()
         """By the ids of the items, the next one first."""
         self._timer: tuple[float, Callable[[], None]] | None = None
+        self._next: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0.0
         """When the thread wakes by itself; 0 while it is awake. Waking it takes longer than all else for a job."""
@@ -50,6 +51,11 @@ class CopyThread:
         if self._thread is None or self._sleeps_until > self._timer[0]:
             self._start()
 
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call `call()` before the next job; replaces what was to be called before."""
+        self._next = call
+        self._start()
+
     def cancel(self, item: Any) -> bool:
         """Forget a job that has not begun; False if there is none."""
         return self._jobs.pop(id(item), None) is not None
@@ -64,7 +70,7 @@ class CopyThread:
         with self._wake:
             self._stopped = True
             self._jobs.clear()
-            self._timer = None
+            self._timer = self._next = None
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -81,6 +87,11 @@ class CopyThread:
     def _run(self) -> None:
         with self._wake:
             while not self._stopped:
+                if self._next is not None:
+                    call, self._next = self._next, None
+                    self._guarded(call)
+                    del call
+                    continue
                 if self._jobs:
                     _, (item, work) = self._jobs.popitem(last=False)
                     self._guarded(work, item)

@@ -56,8 +56,8 @@ class CpuBackEnd(BackEnd):
         self._changed = threading.Condition(self.lock)
         self._thread = CopyThread(self.lock, lambda error: self.failed(error))
 
-    def storage_of(self, tensor: Tensor) -> Storage | None:
-        return Storage.of(tensor)
+    def storage_of(self, tensor: Tensor, asked: Any) -> Storage | None:
+        return Storage.of(tensor, asked)
 
     def ready(self, before: Any = None) -> None:
         """Nothing: the first address that is asked for waits until all of it has been computed."""
@@ -103,6 +103,9 @@ class CpuBackEnd(BackEnd):
 
     def later(self, seconds: float, function: Callable[[], None]) -> None:
         self._thread.later(seconds, function)
+
+    def soon(self, function: Callable[[], None]) -> None:
+        self._thread.soon(function)
 
     def close(self) -> None:
         self._thread.stop()

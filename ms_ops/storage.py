@@ -4,6 +4,7 @@ Seen in MindSpore 2.9.0 and 2.10.0 on the CPU backend. A storage is named by whe
 afterwards the address may be used again.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -32,37 +33,55 @@ def layout_in(nbytes: int, tensor: Tensor) -> Layout:
     return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
 
 
+def ask(tensors: Iterable[Tensor]) -> list[Any]:
+    """MindSpore's storages of tensors; None for a tensor that has none yet: made, but never used.
+
+    The first one waits until every dispatched operator has run: asked for at once, they all wait for the same. What
+    they are asked afterwards waits for nothing.
+    """
+    found: list[Any] = []
+    for tensor in tensors:
+        try:
+            found.append(tensor.untyped_storage())
+        except RuntimeError:  # "Current Tensor has no device"
+            found.append(None)
+    return found
+
+
 class Storage:
     """A storage on the device, held: its memory stays while this object lives. It holds no history.
 
     Args:
-        tensor: A tensor that lies in it. Asking the first one of a group waits until every dispatched operator has run.
-
-    Raises:
-        RuntimeError: It has no storage yet: made, but never used ("Current Tensor has no device").
+        tensor: A tensor that lies in it.
+        storage: What `ask` gave for it.
     """
 
-    __slots__ = ("_alias", "_storage", "address", "layout", "nbytes")
+    __slots__ = ("_layout", "_storage", "address", "alias", "nbytes")
 
-    def __init__(self, tensor: Tensor) -> None:
-        storage = self._storage = tensor.untyped_storage()
-        alias = self._alias = data_of(tensor)
+    def __init__(self, tensor: Tensor, storage: Any) -> None:
+        self._storage = storage
+        self.alias = data_of(tensor)
         self.address: int = storage.data_ptr()
-        nbytes = self.nbytes = storage.nbytes()
-        self.layout = layout_in(nbytes, alias)
+        self.nbytes: int = storage.nbytes()
+        self._layout: Layout | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Storage | None":
+    def of(cls, tensor: Tensor, storage: Any) -> "Storage | None":
         """The storage that a tensor lies in; None if it has none yet, or its owner has freed it (`resize_(0)`)."""
-        try:
-            found = cls(tensor)
-        except RuntimeError:
+        if storage is None or (not storage.nbytes() and tensor.nbytes):
             return None
-        return found if found.nbytes or not tensor.nbytes else None
+        return cls(tensor, storage)
+
+    @property
+    def layout(self) -> Layout:
+        """How the tensor lies in it for which it was asked; worked out when it is first needed."""
+        if self._layout is None:
+            self._layout = layout_in(self.nbytes, self.alias)
+        return self._layout
 
     def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
         """A tensor without history over these bytes (zero-copy), which it holds until its last reader has run."""
-        return self._alias if layout == self.layout else tensor_over(self.array(), layout)
+        return self.alias if layout is self._layout or layout == self.layout else tensor_over(self.array(), layout)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

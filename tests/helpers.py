@@ -143,6 +143,7 @@ def settled(result: Any) -> Any:
     Backward cancels copies that have not begun; small nets are so quick that it would cancel most of them.
     """
     engine = SwapManager().engine
+    engine.settle()
     engine.region_begins()  # instead of waiting until the last group's grace is over
     deadline = time.monotonic() + 10
     while engine._offloads._held or engine._offloads.backlog:

@@ -119,8 +119,8 @@ class AscendBackEnd(BackEnd):
 
     # ---- what the engine asks
 
-    def storage_of(self, tensor: Tensor) -> "copies.DeviceStorage | None":
-        return copies.DeviceStorage.of(tensor)
+    def storage_of(self, tensor: Tensor, asked: Any) -> "copies.DeviceStorage | None":
+        return copies.DeviceStorage.of(tensor, asked)
 
     def ready(self, before: Any = None) -> _Ready:
         owner = ms.runtime.current_stream() if before is None else before.owner
@@ -268,6 +268,9 @@ class AscendBackEnd(BackEnd):
         Launched from a thread of its own beside the training thread's operators, a copy made the queue lose tasks:
         wrong numbers that no order of streams explains, or "The pointer[task] is null" (2.10.0).
         """
+
+    def soon(self, function: Callable[[], None]) -> None:
+        function()
 
     def may_launch(self) -> bool:
         thread = self._launcher

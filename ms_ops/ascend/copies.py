@@ -27,44 +27,40 @@ from ms_ops.tensors import copy_into, view_of
 class DeviceStorage:
     """A storage on the device, held: its memory stays while this object lives. It holds no history."""
 
-    __slots__ = ("_alias", "address", "layout", "nbytes")
+    __slots__ = ("address", "alias", "layout", "nbytes")
 
     def __init__(self, storage: Any, tensor: Tensor) -> None:
-        self._alias = data_of(tensor)
+        self.alias = data_of(tensor)
         self.address: int = storage.data_ptr()
         self.nbytes: int = storage.nbytes()
-        self.layout = layout_in(self.nbytes, self._alias)
+        self.layout = layout_in(self.nbytes, self.alias)
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "DeviceStorage | None":
+    def of(cls, tensor: Tensor, storage: Any) -> "DeviceStorage | None":
         """The storage that a tensor lies in; None if it is not on the device, or its owner has freed it."""
-        try:
-            storage = tensor.untyped_storage()
-            if storage.device == "CPU" or (not storage.nbytes() and tensor.nbytes):
-                return None
-            return cls(storage, tensor)
-        except RuntimeError:  # "Current Tensor has no device": made, but never used
+        if storage is None or storage.device == "CPU" or (not storage.nbytes() and tensor.nbytes):
             return None
+        return cls(storage, tensor)
 
     def tensor(self, layout: Layout, piece: Any = None) -> Tensor:
         """A tensor without history over these bytes."""
         if layout == self.layout:
-            return self._alias
+            return self.alias
         with without_history():
-            if layout.strides is not None and layout.dtype == self._alias.dtype and self._alias.ndim:
-                return as_strided_op(self._alias, layout.shape, layout.strides, layout.offset)
+            if layout.strides is not None and layout.dtype == self.alias.dtype and self.alias.ndim:
+                return as_strided_op(self.alias, layout.shape, layout.strides, layout.offset)
             return tensor_in(self._flat(), layout)
 
     def _flat(self) -> Tensor:
         """All the bytes, as a tensor of uint8."""
-        alias = self._alias
+        alias = self.alias
         flat = alias.view(1) if not alias.ndim else alias
         count = self.nbytes // array_type(alias.dtype).itemsize
         return as_strided_op(flat, (count,), (1,), 0).view(ms.uint8)
 
     def send(self, slot: PinnedSlot, offset: int) -> None:
         """Queue the copy of all bytes into a slot, on the current stream."""
-        alias = self._alias
+        alias = self.alias
         if len(slot.place) == 1:
             if not (alias.nbytes == self.nbytes and alias.is_contiguous()):
                 alias = self._flat()
@@ -78,7 +74,7 @@ class DeviceStorage:
 
     def checksum(self, before: int = 0) -> int:
         """A CRC-32 of the bytes, that of what comes before them given. Waits for the device."""
-        return checksum(self._alias if not self._alias.ndim else self._flat(), before)
+        return checksum(self.alias if not self.alias.ndim else self._flat(), before)
 
 
 def is_plain(layout: Layout, slot: PinnedSlot) -> bool:

@@ -110,6 +110,7 @@ def group_of(engine: SwapEngine, *tensors: Tensor, path: str = "layer") -> list[
     group = engine.open_group(path)
     with group:
         handles = [group.add(tensor) for tensor in tensors]
+    engine.settle()
     return handles
 
 

@@ -84,6 +84,10 @@ class LateStreams(CpuBackEnd):
     def later(self, seconds: float, function: Callable[[], None]) -> None:
         """Never: nothing is launched but from the thread that trains."""
 
+    def soon(self, function: Callable[[], None]) -> None:
+        if self._random.random() < 0.5:  # else whoever asks the engine next does it
+            function()
+
     def some_run(self, likely: float = 1.0) -> None:
         """Let copies that are launched run, each time as likely as this that there is another one; all by default."""
         with self.lock:

@@ -9,6 +9,7 @@ from mindspore import nn
 from hyper_parallel import SwapManager, swap_wrapper
 from hyper_parallel.core.activation_memory import prefetch_layers
 from hyper_parallel.core.activation_memory.swap_in import Loads
+from ms_ops.cpu import CpuBackEnd
 from tests.helpers import RECOMPUTE, SWAP, Layer, Stack, assert_same, gradients, numbers, on
 
 X = numbers(2, 4)
@@ -27,14 +28,16 @@ def every_tensor() -> Iterator[None]:
 def order(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """For every group that backward reaches: the indices of the groups to load, counted from the first."""
     found: list[list[int]] = []
-    begin = Loads._begin
+    ahead = Loads._ahead
 
-    def begins(loads: Loads, reader: Any, group: Any) -> None:
-        begin(loads, reader, group)
+    def looks_ahead(loads: Loads, group: Any) -> Any:
+        to_load = ahead(loads, group)
         first = min((*loads._groups, group.index))
-        found.append(list(dict.fromkeys(entry.group.index - first for entry in reader.to_load)))
+        found.append(list(dict.fromkeys(entry.group.index - first for entry in to_load)))
+        return to_load
 
-    monkeypatch.setattr(Loads, "_begin", begins)
+    monkeypatch.setattr(Loads, "_ahead", looks_ahead)
+    monkeypatch.setattr(CpuBackEnd, "soon", lambda back_end, function: function())  # else perhaps a group later
     return found
 
 

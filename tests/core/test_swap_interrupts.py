@@ -18,6 +18,7 @@ from hyper_parallel.core.activation_memory.swap_engine import SwapEngine
 from hyper_parallel.core.activation_memory.swap_in import Loads
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
 from hyper_parallel.core.activation_memory.swap_out import Offloads
+from hyper_parallel.core.activation_memory.swap_takeover import Takeovers
 from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapTensor
 from ms_ops.copy_thread import CopyThread
 from ms_ops.cpu import CpuBackEnd
@@ -83,7 +84,8 @@ def interrupted(owner: type, name: str, call: int) -> Iterator[list[int]]:
 
 
 WITHIN = [
-    (SwapEngine, "_add"),
+    (Takeovers, "_note"),
+    (Takeovers, "_add"),
     (Piece, "__init__"),
     (Ledger, "move"),
     (Ledger, "count"),
@@ -191,7 +193,7 @@ def test_statistics_go_on_when_an_engine_is_replaced(manager: SwapManager) -> No
     swapping = net(policy=SWAP)
     gradients(swapping, X, wait=True)
     before = manager.stats()
-    with interrupted(Ledger, "move", 1), pytest.raises(KeyboardInterrupt):
+    with interrupted(Takeovers, "_note", 1), pytest.raises(KeyboardInterrupt):
         gradients(swapping, X)
     after = manager.stats()
     assert (after.offloaded_bytes, after.host_peak_bytes) == (before.offloaded_bytes, before.host_peak_bytes)

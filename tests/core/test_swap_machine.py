@@ -70,7 +70,6 @@ class Swapping(RuleBasedStateMachine):
                     group.passes(tensor)
                     self.holders.append(tensor)
             del tensor
-        self.largest = max(self.largest, *(handle.entry.nbytes for handle, _, _ in made))
         self.groups.append(made)
         return made
 
@@ -99,6 +98,16 @@ class Swapping(RuleBasedStateMachine):
         for group in self.groups:
             group.clear()
 
+    def _taken_over(self, group: list[tuple[SwapHandle, int, int]]) -> list[tuple[SwapHandle, int, int]]:
+        """The group, once the engine has made transfers of it: it may be that nobody had time yet."""
+        self.engine.settle()
+        self._see(group)
+        return group
+
+    def _see(self, group: list[tuple[SwapHandle, int, int]]) -> None:
+        found = (handle.entry.nbytes for handle, _, _ in group if handle.tensor is None)
+        self.largest = max(self.largest, *found, 0)
+
     def _loading(self) -> int:
         return self.engine.ledger.now["window"]
 
@@ -113,15 +122,17 @@ class Swapping(RuleBasedStateMachine):
             self.tier.gate.set()
             handle, value, size = group[-1 if last else 0]
             self._check(handle, value, size)
+            self._see(group)
             self.beyond_window += handle.entry.nbytes
 
     @rule(group=handles, index=st.integers(0, 7))
     def a_handle_dies(self, group: list[tuple[SwapHandle, int, int]], index: int) -> None:
-        del group[index : index + 1]
+        del self._taken_over(group)[index : index + 1]
 
     @rule(group=consumes(handles))
     def backward_of_a_group(self, group: list[tuple[SwapHandle, int, int]]) -> None:
         self.tier.gate.set()
+        self._taken_over(group)
         fused = {id(handle.entry): handle.entry for handle, _, _ in group if len(handle.entry.pieces) > 1}
         self.beyond_window += sum(entry.nbytes for entry in fused.values())  # there until the last of them is read
         fused.clear()
@@ -134,7 +145,7 @@ class Swapping(RuleBasedStateMachine):
             self.tier.gate.set()
             self._settle()
             self.tier.failure = OSError(5, "no")
-            self.beyond_window += group[0][0].entry.nbytes
+            self.beyond_window += self._taken_over(group)[0][0].entry.nbytes
             try:
                 self._check(*group[0])
             except HostMemoryError:
@@ -159,6 +170,8 @@ class Swapping(RuleBasedStateMachine):
     @invariant()
     def the_limits_are_kept(self) -> None:
         if hasattr(self, "tier"):
+            for group in self.groups:
+                self._see(group)
             peaks, settings = self.engine.ledger.peaks, self.engine.settings
             assert peaks["pending"] <= settings.pending + self.largest
             assert peaks["window"] <= settings.window + self.largest + self.beyond_window
@@ -196,7 +209,7 @@ class Swapping(RuleBasedStateMachine):
         assert set(self.engine.ledger.now.values()) == {0}
         assert self.engine._offloads.backlog == 0
         self.the_limits_are_kept()
-        assert not self.engine._by_address
+        assert not self.engine._takeovers.by_address
         assert not self.engine._groups
 
 

@@ -7,6 +7,7 @@ and the manager replaces it. Only what the failed step has swapped is lost with 
 """
 
 import functools
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,21 +15,19 @@ from typing import Any, TypeVar
 
 from mindspore import Tensor
 
-from hyper_parallel.core.activation_memory import marks
 from hyper_parallel.core.activation_memory.scopes import unseen
 from hyper_parallel.core.activation_memory.swap_by_hand import ByHand
 from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_in import Loads
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
 from hyper_parallel.core.activation_memory.swap_limits import Limits
-from hyper_parallel.core.activation_memory.swap_out import Offloads, fused
+from hyper_parallel.core.activation_memory.swap_out import Offloads
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
-from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, SwapTensor
+from hyper_parallel.core.activation_memory.swap_takeover import Takeovers
+from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTensor
 from hyper_parallel.core.errors import ActivationMemoryError, SwapStateError
 from ms_ops.backend import BackEnd
-from ms_ops.host import slot_bytes
-from ms_ops.tensors import storage_of
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -72,28 +71,27 @@ class SwapEngine:
         """Transfers whose handle died, once per handle; filled by finalizers."""
         self._lock = back_end.lock
         self._groups: dict[int, SwapGroup] = {}
+        self._indices = itertools.count(1)
         self._group_count = 0
-        self._by_address: dict[int, tuple[SwapTensor, Piece]] = {}
-        """What is on the device, by where its storage begins: the address may be used again afterwards."""
-        self._last_bytes: dict[str, int] = {}
         self._offloads = Offloads(settings, self.limits, back_end, self.ledger, self._drop)
         self._loads = Loads(self.limits, back_end, self.ledger, self._offloads, self._groups, self._reap)
+        self._takeovers = Takeovers(
+            settings, self.limits, back_end, self.ledger, self._offloads, self._groups, self._carry_on
+        )
         self._by_hand = ByHand(self.ledger, back_end, self._offloads, self._loads, self._groups)
         self._in_order = back_end.frees_in_order
         self._has_unneeded = False
         """Transfers on their way that nobody will read."""
         self._reading: SwapGroup | None = None
-        self._unique = 1.0
-        """The part of what regions save that isn't saved twice."""
 
     # ---- forward
 
     @_all_or_broken
     def open_group(self, path: str, **about: Any) -> SwapGroup:
         """A group for one call of the region `path`; the rest is as `SwapGroup` takes it."""
-        with self._lock:
-            index = self._group_count = self._group_count + 1
-            if self.ledger.trace is not None:
+        index = self._group_count = next(self._indices)
+        if self.ledger.trace is not None:
+            with self._lock:
                 self.ledger.trace.computes(f"forward {path}")
         return SwapGroup(self, path, index, **about)
 
@@ -108,20 +106,25 @@ class SwapEngine:
         """Whether the tier can take what the region `path` sent last time (or the largest region, if it is new)."""
         with self._lock:
             self._reap()
-            needed = self._last_bytes.get(path) or max(self._last_bytes.values(), default=1)
+            last = self._takeovers.last_bytes
+            needed = last.get(path) or max(last.values(), default=1)
             return self.tier.used + self._offloads.deferred_slot_bytes + needed <= self.tier.limit
 
     @_all_or_broken
     def region_begins(self, path: str = "") -> None:
         """There is computation after what this thread's last group holds: launch it, and keep to the limit."""
-        if self._offloads.is_idle and not self._has_unneeded:
+        limit = self.limits.pending
+        if self._takeovers.is_pending:
+            if self._offloads.failure is None and self._offloads.backlog + self._takeovers.noted_bytes <= limit:
+                self._takeovers.note_begun()
+                return
+        elif self._offloads.is_idle and not self._has_unneeded:
             return
         with self._lock:
             self._reap()
             self._offloads.raise_failure(self._group_count)
-            self._offloads.begin_region()
+            self._offloads.begin_region(threading.get_ident())
             self._end_unneeded()
-            limit = self.limits.pending
             self.ledger.wait(self.back_end, lambda: self._offloads.backlog <= limit, path, "offload")
 
     def saves(self, group: SwapGroup, nbytes: int) -> None:
@@ -130,7 +133,7 @@ class SwapEngine:
         Otherwise the device would hold what this region saves, beside all that the last one sends.
         """
         group.saved += nbytes
-        limit = max(0, self.limits.pending - int(group.saved * self._unique))
+        limit = max(0, self.limits.pending - int(group.saved * self._takeovers.unique))
         if self.ledger.now["pending"] > limit:
             self._make_way(limit)
 
@@ -140,105 +143,37 @@ class SwapEngine:
             self.back_end.advance(lambda: self._offloads.backlog <= limit)
 
     def close_group(self, group: SwapGroup, handles: list[SwapHandle]) -> None:
-        """Take over what the region saved. The only wait for operators: Note [One wait per group]."""
-        if not handles:
+        """Take over what the region saved: now or soon, see Note: [Settled later]."""
+        if handles:
+            note = self._takeovers.close(group, handles)  # without the lock: the copy thread goes on while this waits
+            self._close(note)
+        else:
             self._count_left(group)
-            return
-        # without the lock: the copy thread must go on while this waits
-        storages = [self.back_end.storage_of(handle.tensor) for handle in handles]
-        left_alone = self._left_alone(group, handles, storages)
-        self._take_over(group, handles, storages, left_alone, group.held_elsewhere())
 
     @_all_or_broken
-    def _take_over(
-        self,
-        group: SwapGroup,
-        handles: list[SwapHandle],
-        storages: list[Any],
-        left_alone: dict[int, str],
-        held: dict[int, list[Callable[[], Any]]],
-    ) -> None:
-        with self._lock:
-            self._reap()
-            self._offloads.raise_failure(self._group_count)
-            self._offloads.end_region()
-            self._count_left(group)
-            taken: list[tuple[SwapHandle, Any]] = []
-            new: dict[int, Piece] = {}
-            for handle, storage in zip(handles, storages, strict=True):
-                if storage is None or left_alone.get(storage.address):
-                    why = "held_bytes" if storage is None else left_alone[storage.address]
-                    self.ledger.count(group.path, why, handle.nbytes)
-                    continue
-                address = storage.address
-                if address in new or address in self._by_address:
-                    self.ledger.count(group.path, "duplicate_bytes", handle.nbytes)
-                else:
-                    new[address] = Piece(storage, held.get(address))
-                taken.append((handle, storage))
-            if new:
-                self._add(group, list(new.values()))
-            for handle, storage in taken:
-                entry, piece = self._by_address[storage.address]
-                entry.handles += 1
-                layout = piece.layout if storage.layout == piece.layout else storage.layout
-                handle.entry, handle.piece, handle.layout, handle.tensor = entry, piece, layout, None
-            if not group.is_manual:
-                self._offloads.hold(group.entries)
+    def _close(self, note: Callable[[], None]) -> None:
+        self._offloads.raise_failure(self._group_count)
+        note()
+        self._offloads.raise_failure(self._group_count)
 
     @_all_or_broken
     def _count_left(self, group: SwapGroup) -> None:
         with self._lock:
-            for name, nbytes in group.left.items():
-                self.ledger.count(group.path, name, nbytes)
+            self._takeovers.count_left(group)
 
-    @staticmethod
-    def _left_alone(group: SwapGroup, handles: list[SwapHandle], storages: list[Any]) -> dict[int, str]:
-        """Why storages are left alone, by their address. One question for each, however often it was saved."""
-        found = {**dict.fromkeys(marks.storages(group.left_alone), "kept_bytes"), **group.owned_elsewhere()}
-        if group.has_tensor_policy:
-            wanted = {storage_of(tensor) for tensor in group.registered}
-            for handle, storage in zip(handles, storages, strict=True):
-                if storage is not None and storage.address not in found:
-                    wants = storage.address in wanted or group.wants(handle.tensor)
-                    found[storage.address] = "" if wants else "kept_bytes"
-        return found
+    @_all_or_broken
+    def settle(self, tells: bool = True) -> None:
+        """Do what was noted for later; raise what this thread must be told, unless it is not the time."""
+        with self._lock:
+            self._takeovers.settle()
+            if tells:
+                self._offloads.raise_failure(self._group_count)
 
-    def _add(self, group: SwapGroup, new: list[Piece]) -> None:
-        """Make the transfers of what is new; all of them, or none."""
-        small, transfers = [], []
-        for piece in new:
-            if piece.nbytes < self.settings.fuse_below and not piece.is_held_elsewhere:
-                small.append(piece)
-            else:
-                transfers.append([piece])
-        transfers += fused(small, max(self.limits.fused, *(piece.nbytes for piece in small))) if small else []
-        made = []
-        try:
-            for pieces in transfers:
-                entry = SwapTensor(pieces, group)
-                made.append(entry)
-                if not entry.is_held_elsewhere:
-                    self._offloads.take_slot(entry)
-            self._offloads.reserve(made)
-        except BaseException:
-            for entry in made:
-                self._offloads.free_slot(entry)
-            raise
-        group.entries += made
-        group.live += len(made)
-        self._groups[group.index] = group
-        self._last_bytes[group.path] = sum(slot_bytes(entry.span) for entry in made)
-        nbytes = sum(entry.nbytes for entry in made)
-        self.ledger.move("resident", nbytes)
-        self.limits.has_seen(nbytes)
-        if group.saved:
-            self._unique = min(1.0, nbytes / group.saved)
-        ready = self.back_end.ready()  # after the slots were taken: who used them comes before
-        for entry in made:
-            entry.ready = ready
-            for piece in entry.pieces:
-                self._by_address[piece.address] = entry, piece
+    def _carry_on(self) -> None:
+        """What can be done for the thread that trains: on the copy thread, if there is one."""
+        self._reap()
+        if not self._in_order:
+            self._loads.go_on()
 
     # ---- backward
 
@@ -247,10 +182,13 @@ class SwapEngine:
         """The bytes on the device in which the tensor lies that a handle stands for."""
         entry, piece = handle.entry, handle.piece
         with self._lock:
-            self._reap()
-            if self._has_unneeded and entry.group is not self._reading:
-                self._end_unneeded()
-            self._reading = entry.group
+            if self._in_order:
+                self._reap()
+                if self._has_unneeded and entry.group is not self._reading:
+                    self._end_unneeded()
+                self._reading = entry.group
+            else:
+                self.back_end.soon(self._carry_on)
             state = entry.state
             if state is SwapState.RELEASED:
                 raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
@@ -280,8 +218,7 @@ class SwapEngine:
         """Backward has come to it before it left."""
         self._offloads.cancel(entry)
         if entry.state is SwapState.RESIDENT and not entry.stays:
-            is_held = entry.begins_waited or entry.is_held_elsewhere
-            self._offloads.stay(entry, "held_bytes" if is_held else "cancelled_bytes")
+            self._offloads.stay_read(entry)
 
     @_all_or_broken
     def by_hand(self, name: str, action: str) -> None:
@@ -300,12 +237,15 @@ class SwapEngine:
     # ---- the end of an entry
 
     def _reap(self) -> None:
-        """Release what nobody will read any more: the handles died."""
-        while self.dead:
-            entry = self.dead.popleft()
-            entry.handles -= 1
-            if entry.handles == 0 and entry.state is not SwapState.RELEASED:
-                self._release(entry)
+        """Release what nobody will read any more, since the handles died, and do what was noted."""
+        self._offloads.settle()
+        while self.dead or self._takeovers.is_pending:
+            while self.dead:
+                entry = self.dead.popleft()
+                entry.handles -= 1
+                if entry.handles == 0 and entry.state is not SwapState.RELEASED:
+                    self._release(entry)
+            self._takeovers.settle()
         if self._loads.given_up:
             self._loads.take_back()
 
@@ -340,7 +280,7 @@ class SwapEngine:
         self.ledger.move("resident", -entry.nbytes)
         for piece in entry.pieces:
             if piece.storage is not None:
-                self._by_address.pop(piece.address, None)
+                self._takeovers.by_address.pop(piece.address, None)
             piece.storage = None
 
     @_all_or_broken
@@ -393,6 +333,9 @@ class SwapEngine:
         if self.ledger.broken is None:
             self.ledger.broken = error
         with self._lock:
+            self._takeovers.forget()
+            for group in list(self._groups.values()):
+                group.is_served = False
             self.back_end.wake()
 
     def leave_to_the_parent(self) -> None:

@@ -1,9 +1,6 @@
 """`SwapGroup`: what one call of a region sends to host, closed as a whole when the region ends.
 
-Note: [One wait per group]
-Data is not ready when autograd saves a tensor, since operators run asynchronously; asking for a tensor's address waits
-for every dispatched operator. A group only collects while its region runs. When the region ends, the first address
-waits, the others are there.
+A group only collects while its region runs; see Note: [One wait per group].
 """
 
 import threading
@@ -20,11 +17,11 @@ from hyper_parallel.core.activation_memory import marks
 from hyper_parallel.core.activation_memory.policy import CheckpointPolicy, no_policy
 from hyper_parallel.core.activation_memory.scopes import Kept, Scope, Watched, unseen, why
 from hyper_parallel.core.activation_memory.surroundings import Surroundings
-from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapTensor
+from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, SwapTensor
 from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import PolicyError, ReplayMismatchError
-from ms_ops.autograd import alias, comes_from_a_parameter, is_parameter
+from ms_ops.autograd import alias, is_or_comes_from_a_parameter, is_parameter
 from ms_ops.catalogue import VIEWS
 from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
@@ -52,25 +49,44 @@ class SwapHandle:
         group = self.group
         if group.changed:
             group.check_handle(self)
-        if self.tensor is not None:
-            return self.tensor  # kept, or its group is still open
-        found = group.engine.fetch(self)
-        if isinstance(found, Tensor):
-            return found
+        tensor = self.tensor
+        if tensor is not None:
+            if not group.is_noted:
+                return tensor  # kept, or its group is still open
+            group.engine.settle()
+            if self.tensor is not None:
+                return self.tensor
+        entry = self.entry
+        found = None
+        if group.is_served:  # Note: [Served]
+            found = entry.loaded
+            if found is None and entry.state is SwapState.RESIDENT:
+                found = self.piece.storage
+        if found is not None:
+            entry.was_read = True
+        else:
+            found = group.engine.fetch(self)
+            if isinstance(found, Tensor):
+                return found
         if self.layout.strides is None and not group.is_smoothed:
             return found.tensor(self.layout, self.piece)
         with unseen():
             return found.tensor(self.layout, self.piece)
 
+    def leave(self) -> None:
+        """Its tensor stays; see Note: [Never hand a saved tensor back]."""
+        self.tensor = Kept(self.tensor).get()
+
     def wrote(self, written: Written) -> bool:
         """A tensor is about to be written; whether it is this one."""
-        if self.tensor is None:
+        tensor = self.tensor
+        if tensor is None:
             storage = self.piece.storage
             return storage is not None and written.reaches_storage(storage.address)
-        if written.rebinds and written.tensor is self.tensor:
+        if written.rebinds and written.tensor is tensor:
             self.tensor = alias(written.tensor, tracked=False)  # the object is about to be another tensor
             return False
-        return written.reaches(self.tensor)
+        return written.reaches(tensor)
 
     def __del__(self) -> None:
         # runs on MindSpore's threads: appending to a deque is all that is safe here
@@ -109,6 +125,10 @@ class SwapGroup(Watched):
         self.thread = threading.get_ident()
         self.entries: list[SwapTensor] = []
         self.live = 0
+        self.is_noted = False
+        """Whether it is closed, but not taken over yet: see Note: [Settled later]."""
+        self.is_served = False
+        """Whether what is there may be read without asking the engine: see Note: [Served]."""
         self.left_alone: list[Tensor] = []
         """Aliases of tensors that were marked inside the region, see `keep_on_device`."""
         self.registered: list[Tensor] = []
@@ -144,6 +164,9 @@ class SwapGroup(Watched):
 
     def passes(self, tree: Any) -> None:
         """The region gives these: other code may hold them, too."""
+        if isinstance(tree, Tensor):
+            self._passed.append(weakref.ref(tree))
+            return
         self._passed += [weakref.ref(leaf) for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
     def casts(self, weight: Tensor) -> None:
@@ -175,11 +198,11 @@ class SwapGroup(Watched):
             may_be_written: A write before it is read back is the user's business.
         """
         nbytes = tensor.nbytes
-        if is_parameter(tensor) or (nbytes >= self._min_bytes and comes_from_a_parameter(tensor, _VIEWS_AND_CASTS)):
-            self.left["parameter_bytes"] += nbytes
-            return Kept(tensor)
         if nbytes < self._min_bytes or not nbytes:
-            self.left["small_bytes"] += nbytes
+            self.left["parameter_bytes" if is_parameter(tensor) else "small_bytes"] += nbytes
+            return Kept(tensor)
+        if is_or_comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
+            self.left["parameter_bytes"] += nbytes
             return Kept(tensor)
         if self.is_smoothed:
             self.engine.saves(self, nbytes)
@@ -188,6 +211,8 @@ class SwapGroup(Watched):
         return handle
 
     def wrote(self, written: Written) -> None:
+        if self.is_noted and self.engine.ledger.broken is None:
+            self.engine.settle(tells=False)  # else a handle might change while it is looked at
         for ref in self._handles:
             handle = ref()
             if handle is None or not handle.wrote(written) or handle.may_be_written:
@@ -226,6 +251,8 @@ class SwapGroup(Watched):
 
     def why_nothing_left(self) -> Counter[str] | None:
         """When it is closed: bytes of what stays on the device, by why, if that is all of it; else None."""
+        if self.is_noted:
+            self.engine.settle()
         kept = 0
         for ref in self._handles:
             handle = ref()
@@ -244,9 +271,9 @@ class SwapGroup(Watched):
             if error is None:
                 self.engine.close_group(self, handles)
         finally:
-            for handle in handles:
+            for handle in handles if error is not None or not self.is_noted else ():
                 if handle.tensor is not None:
-                    handle.tensor = Kept(handle.tensor).get()  # Note: [Never hand a saved tensor back]
+                    handle.leave()
 
 
 class SwapScope(Scope):

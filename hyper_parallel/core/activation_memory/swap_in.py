@@ -8,6 +8,11 @@ Note: [The window is kept]
 What is loaded counts until its memory is given up, which is when the last operator that reads it has run. Backward
 dispatches operators long before they run; when it has come further than the window allows, it waits for them.
 
+Note: [Served]
+A tensor that is there is taken without asking the engine, unless the engine has to be told that backward goes on: when
+a group is read for the first time, and when nothing is being loaded although something waits for room. Otherwise the
+copy thread sees for itself what has died, whenever a load has ended.
+
 Note: [Handed over]
 Where memory is freed in order (`BackEnd.frees_in_order`), what backward has been given needs no room any more when the
 next tensor is asked for: whatever that is copied into is handed out after the operators that read the first. So the
@@ -38,7 +43,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.group: Any = None
-        self.to_load: deque[SwapTensor] = deque()
+        self.to_load: deque[SwapTensor] | None = None
+        """What is to be loaded next; None: not worked out yet."""
 
 
 class Loads:
@@ -91,7 +97,7 @@ class Loads:
             self._get_late(entry, reader)
         entry.was_read = True
         self._loaded.pop(id(entry), None)
-        if reader.to_load:
+        if self._in_order:
             self._prefetch(reader)
 
     def _get_late(self, entry: SwapTensor, reader: _Reader) -> None:
@@ -131,7 +137,9 @@ class Loads:
 
     def reads(self, group: Any) -> None:
         """Backward reads something of this group that has not left the device."""
-        self._prefetch(self._enter(group))
+        reader = self._enter(group)
+        if self._in_order:
+            self._prefetch(reader)
 
     def _enter(self, group: Any) -> _Reader:
         thread = threading.get_ident()
@@ -139,14 +147,17 @@ class Loads:
         if reader is None:
             reader = self._readers[thread] = _Reader()
         if reader.group is not group:
-            self._begin(reader, group)
+            if reader.group is not None:
+                reader.group.is_served = False
+            reader.group, reader.to_load = group, None
+            self._offloads.forget(group)
+            group.is_served = self._may_serve(group)
+            if self._ledger.trace is not None:
+                self._ledger.trace.computes(f"backward {group.path}")
         return reader
 
-    def _begin(self, reader: _Reader, group: Any) -> None:
-        reader.group = group
-        self._offloads.forget(group)
-        if self._ledger.trace is not None:
-            self._ledger.trace.computes(f"backward {group.path}")
+    def _ahead(self, group: Any) -> deque[SwapTensor]:
+        """What this group has on host and the groups before it, in the order in which backward will read it."""
         earlier = [
             other
             for index, other in sorted(self._groups.items(), reverse=True)
@@ -156,10 +167,13 @@ class Loads:
         if first:
             earlier.sort(key=lambda other: first.isdisjoint(other.layers))  # stable: the rest stays in its order
         ahead = [group, *earlier[:_GROUPS_AHEAD]] if not group.is_manual else []
-        reader.to_load = deque(entry for each in ahead for entry in reversed(each.entries))
+        return deque(entry for each in ahead for entry in reversed(each.entries))
 
     def _prefetch(self, reader: _Reader) -> None:
-        to_load, window, wanted = reader.to_load, self._limits.window, []
+        if reader.to_load is None:
+            reader.to_load = self._ahead(reader.group)
+        to_load, window = reader.to_load, self._limits.window
+        wanted: list[SwapTensor] = []
         loaded = self._ledger.now["window"]
         if self._in_order and loaded > window - window // 4:
             return  # a launch of several costs hardly more than one
@@ -173,6 +187,16 @@ class Loads:
             to_load.popleft()
         if wanted:
             self._load(wanted, urgent=False)
+        reader.group.is_served = self._may_serve(reader.group) and (bool(self._loading) or not to_load)
+
+    def _may_serve(self, group: Any) -> bool:
+        """Whether it may be read without asking: Note: [Served]. Not what the user moves, or what is handed over."""
+        return not (self._in_order or group.is_manual)
+
+    def go_on(self) -> None:
+        """Memory may have been given up: load what has room now."""
+        for reader in list(self._readers.values()):
+            self._prefetch(reader)
 
     def _make_room(self, needed: SwapTensor) -> None:
         """Keep to the window: give up what was loaded too early, then wait for the operators that read the rest."""
@@ -206,13 +230,13 @@ class Loads:
 
     def _evict(self, entry: SwapTensor) -> None:
         if entry.state is SwapState.LOADED and not entry.was_read and not entry.is_wanted:
-            del self._loaded[id(entry)]
             self._give_up(entry)
             self._ledger.count(entry.group.path, "evicted_bytes", entry.nbytes)
 
     def _give_up(self, entry: SwapTensor) -> None:
         """It is on host only, as far as the engine is concerned."""
         entry.move(SwapState.ON_HOST)
+        self._loaded.pop(id(entry), None)
         self._let_go(entry)
         self._ledger.move("resident", -entry.nbytes)
 
@@ -237,8 +261,7 @@ class Loads:
             entry.move(SwapState.LOADING)
             self._ledger.move("window", entry.nbytes)
             self._ledger.move("resident", entry.nbytes)
-            if self._in_order:
-                self._loading[id(entry)] = entry
+            self._loading[id(entry)] = entry
         with unseen():
             self._back_end.load(entries, urgent)
 
@@ -246,6 +269,7 @@ class Loads:
         """Nobody will read it any more."""
         if entry.state is SwapState.LOADING and not entry.busy and self._back_end.take_back(entry):
             self._ledger.move("window", -entry.nbytes)
+            self._loading.pop(id(entry), None)
         self._loaded.pop(id(entry), None)
         self._ledger.move("resident", -entry.nbytes)
         self._let_go(entry)
@@ -275,8 +299,7 @@ class Loads:
             self._ledger.trace.span("load", entry.label, begin, end, bytes=arrived, cell=entry.group.path)
         if not self._in_order:
             self._reap()
-            for reader in list(self._readers.values()):
-                self._prefetch(reader)
+            self.go_on()
 
     # ---- memory that is given up
 

@@ -56,6 +56,8 @@ class Offloads:
         back_end.sent, back_end.troubled = self._sent, self._troubled
         self._held: dict[int, list[SwapTensor]] = {}
         """What each thread's last group sends."""
+        self._overtaken: list[SwapTensor] = []
+        """On the device still when backward came to their group."""
         self._elsewhere: list[SwapTensor] = []
         """Held by other code."""
         self._waiting: deque[SwapTensor] = deque()
@@ -122,21 +124,20 @@ class Offloads:
     def hold(self, entries: list[SwapTensor]) -> None:
         """A group has closed: launch these when something comes after them."""
         if entries:
-            self._held[threading.get_ident()] = list(entries)
+            self._held[entries[0].group.thread] = list(entries)
             self._back_end.later(GRACE_SECONDS, self._launch_all_held)
 
-    def begin_region(self) -> None:
+    def begin_region(self, thread: int) -> None:
         """There is computation after the group that this thread holds."""
-        thread = threading.get_ident()
         before = [entry for entry in self._elsewhere if entry.group.thread == thread]
         self._elsewhere = [entry for entry in self._elsewhere if entry.group.thread != thread]
         self.launch([*before, *self._held.pop(thread, ())])
         for entry in self._elsewhere:
             entry.begins_waited += entry.group.thread == thread
 
-    def end_region(self) -> None:
+    def end_region(self, thread: int) -> None:
         """A group closes: there was computation after the one that this thread holds."""
-        self.launch(self._held.pop(threading.get_ident(), ()))
+        self.launch(self._held.pop(thread, ()))
 
     def _launch_all_held(self) -> None:
         """On the copy thread: nothing came after the groups for a while, so that they are no step's last ones."""
@@ -145,7 +146,7 @@ class Offloads:
             try:
                 self.launch(entries)
             except HostMemoryError as error:
-                self._failures[thread] = error
+                self.fails(thread, error)
 
     def launch(self, entries: Iterable[SwapTensor]) -> None:
         """Send them, as far as the limit lets them go now."""
@@ -221,9 +222,25 @@ class Offloads:
             self._submit()
 
     def forget(self, group: Any) -> None:
-        """Backward reads this group: what was held of it stays."""
-        for thread, entries in self._held.items():
-            self._held[thread] = [entry for entry in entries if entry.group is not group]
+        """Backward reads this group: what of it has not been launched yet, or is held by other code, stays."""
+        held = self._held.get(group.thread)
+        if held and held[0].group is group:
+            self._overtaken += self._held.pop(group.thread)
+        if self._elsewhere:
+            self._overtaken += [entry for entry in self._elsewhere if entry.group is group]
+            self._elsewhere = [entry for entry in self._elsewhere if entry.group is not group]
+
+    def settle(self) -> None:
+        """See to what `forget` left to be done."""
+        overtaken, self._overtaken = self._overtaken, []
+        for entry in overtaken:
+            if entry.state is SwapState.RESIDENT and not entry.stays:
+                self.stay_read(entry)
+
+    def stay_read(self, entry: SwapTensor) -> None:
+        """It stays on the device, since backward has come to it before it left."""
+        is_held = entry.begins_waited or entry.is_held_elsewhere
+        self.stay(entry, "held_bytes" if is_held else "cancelled_bytes")
 
     def _sent(self, entry: SwapTensor, error: BaseException | None, begin: float) -> None:
         """Its copy has ended; called with the lock held, on any thread."""
@@ -273,6 +290,10 @@ class Offloads:
             self._back_end.forget(entry)
             self._tier.give_back(entry.slot)
             entry.slot = None
+
+    def fails(self, thread: int, error: HostMemoryError) -> None:
+        """What a thread has swapped can't be moved: it is told when it asks next."""
+        self._failures[thread] = error
 
     def forget_failure(self, newest: int) -> None:
         """What this thread has swapped up to the group `newest` is given up."""

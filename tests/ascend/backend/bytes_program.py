@@ -46,7 +46,7 @@ def values_of(tensor: Tensor) -> np.ndarray:
 def transfer(back_end: AscendBackEnd, *tensors: Tensor) -> SimpleNamespace:
     pieces, layouts, end = [], [], 0
     for tensor in tensors:
-        storage = back_end.storage_of(tensor)
+        storage = back_end.storage_of(tensor, *back_end.ask([tensor]))
         begin = -(-end // 64) * 64
         pieces.append(SimpleNamespace(storage=storage, nbytes=storage.nbytes, offset=begin))
         layouts.append(storage.layout)

@@ -172,7 +172,7 @@ class Surroundings:
                 reads = _read_by_class(_class_of(cell))
                 has_precision = has_precision or reads.casts
                 self._take_all(reads.values(), 0)
-        if has_precision or mixed_precision_is_on():
+        if self._parameters and (has_precision or mixed_precision_is_on()):
             self.casts_frozen_weights = any(not weight.requires_grad for weight in self._parameters)
 
     def take(self, value: Any) -> None:
@@ -241,7 +241,18 @@ def _closed_over(cells: Iterable[types.CellType]) -> Iterator[Any]:
 def _inside_cell(cell: nn.Cell) -> list[Any]:
     """What a cell itself holds."""
     attributes = vars(cell)
-    return [*own_parameters(cell), *[attributes[name] for name in attributes.keys() - CELLS_OWN]]
+    key = _class_of(cell), len(attributes)
+    try:
+        own = [attributes[name] for name in _added.get(key, _UNKNOWN)]
+    except KeyError:  # another cell of the class has others, and as many
+        names = _added[key] = tuple(attributes.keys() - CELLS_OWN)
+        own = [attributes[name] for name in names]
+    return [*own_parameters(cell), *own]
+
+
+_UNKNOWN = ("a name that is no attribute",)
+_added: dict[tuple[type, int], tuple[str, ...]] = {}
+"""What cells of a class with so many attributes have beside `CELLS_OWN`: to look at each name takes long."""
 
 
 def _inside(value: Any, kind: str) -> Iterable[Any]:

@@ -121,6 +121,30 @@ def test_a_table_is_left_alone_whatever_holds_it(place: str, sent: Sent) -> None
     assert not sent.has(read())
 
 
+class HoldsUnder(nn.Cell):
+    """Holds a table, under a name that only this cell has."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        super().__init__()
+        self.layer, self.name = Layer(8, seed=seed), name
+        setattr(self, name, numbers(8, 8, seed=90 + seed))
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.tanh(self.layer(x) * getattr(self, self.name))
+
+
+def test_a_table_is_left_alone_under_whatever_name_cells_of_one_class_have_it(sent: Sent) -> None:
+    made: list[nn.Cell] = []
+
+    def make(put: Callable[[nn.Cell], nn.Cell]) -> nn.Cell:
+        made[:] = [HoldsUnder(name, seed) for seed, name in enumerate(("one", "other", "third"))]
+        return Stack([put(cell) for cell in made])
+
+    assert_exact_and_swapped(make, X)
+    for cell in made:
+        assert not sent.has(getattr(cell, cell.name))
+
+
 class Calls(nn.Cell):
     """Calls its layers with an object that holds a table."""
 

@@ -28,9 +28,9 @@ def busy(**settings: Any) -> Iterator[tuple[SwapEngine, FakeTier]]:
         on_host(group_of(engine, *map(tensor_of, range(8))))  # they die: their slots are free from now on
         engine.stats()
         tier.gate.clear()
-        engine.writing = group_of(engine, tensor_of(100))  # type: ignore[attr-defined]
+        writing = group_of(engine, tensor_of(100))
         engine.region_begins()
-        wait_for(lambda: engine.writing[0].entry.busy)  # type: ignore[attr-defined]
+        wait_for(lambda: writing[0].entry.busy)
         yield engine, tier
 
 

@@ -243,14 +243,13 @@ def _inside_cell(cell: nn.Cell) -> list[Any]:
     attributes = vars(cell)
     key = _class_of(cell), len(attributes)
     try:
-        own = [attributes[name] for name in _added.get(key, _UNKNOWN)]
-    except KeyError:  # another cell of the class has others, and as many
+        own = [attributes[name] for name in _added[key]]
+    except KeyError:  # none has been looked at, or another one of the class has others, and as many
         names = _added[key] = tuple(attributes.keys() - CELLS_OWN)
         own = [attributes[name] for name in names]
     return [*own_parameters(cell), *own]
 
 
-_UNKNOWN = ("a name that is no attribute",)
 _added: dict[tuple[type, int], tuple[str, ...]] = {}
 """What cells of a class with so many attributes have beside `CELLS_OWN`: to look at each name takes long."""
 

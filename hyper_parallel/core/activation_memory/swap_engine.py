@@ -24,7 +24,7 @@ from hyper_parallel.core.activation_memory.swap_limits import Limits
 from hyper_parallel.core.activation_memory.swap_out import Offloads
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_stats import SwapStats
-from hyper_parallel.core.activation_memory.swap_takeover import Takeovers
+from hyper_parallel.core.activation_memory.swap_takeover import Closed, Takeovers
 from hyper_parallel.core.activation_memory.swap_tensor import SwapState, SwapTensor
 from hyper_parallel.core.errors import ActivationMemoryError, SwapStateError
 from ms_ops.backend import BackEnd
@@ -145,15 +145,14 @@ class SwapEngine:
     def close_group(self, group: SwapGroup, handles: list[SwapHandle]) -> None:
         """Take over what the region saved: now or soon, see Note: [Settled later]."""
         if handles:
-            note = self._takeovers.close(group, handles)  # without the lock: the copy thread goes on while this waits
-            self._close(note)
+            self._close(Closed(group, handles, self.back_end))
         else:
             self._count_left(group)
 
     @_all_or_broken
-    def _close(self, note: Callable[[], None]) -> None:
+    def _close(self, closed: Closed) -> None:
         self._offloads.raise_failure(self._group_count)
-        note()
+        self._takeovers.note_closed(closed)
         self._offloads.raise_failure(self._group_count)
 
     @_all_or_broken
@@ -217,8 +216,7 @@ class SwapEngine:
     def _stay(self, entry: SwapTensor) -> None:
         """Backward has come to it before it left."""
         self._offloads.cancel(entry)
-        if entry.state is SwapState.RESIDENT and not entry.stays:
-            self._offloads.stay_read(entry)
+        self._offloads.overtaken(entry)
 
     @_all_or_broken
     def by_hand(self, name: str, action: str) -> None:

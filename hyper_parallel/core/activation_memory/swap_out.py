@@ -234,13 +234,13 @@ class Offloads:
         """See to what `forget` left to be done."""
         overtaken, self._overtaken = self._overtaken, []
         for entry in overtaken:
-            if entry.state is SwapState.RESIDENT and not entry.stays:
-                self.stay_read(entry)
+            self.overtaken(entry)
 
-    def stay_read(self, entry: SwapTensor) -> None:
-        """It stays on the device, since backward has come to it before it left."""
-        is_held = entry.begins_waited or entry.is_held_elsewhere
-        self.stay(entry, "held_bytes" if is_held else "cancelled_bytes")
+    def overtaken(self, entry: SwapTensor) -> None:
+        """Backward has come to it; if it is still on the device, it stays there."""
+        if entry.state is SwapState.RESIDENT and not entry.stays:
+            is_held = entry.begins_waited or entry.is_held_elsewhere
+            self.stay(entry, "held_bytes" if is_held else "cancelled_bytes")
 
     def _sent(self, entry: SwapTensor, error: BaseException | None, begin: float) -> None:
         """Its copy has ended; called with the lock held, on any thread."""

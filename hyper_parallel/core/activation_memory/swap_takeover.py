@@ -31,13 +31,19 @@ from ms_ops.host import SLOT_ALIGNMENT, slot_bytes
 from ms_ops.tensors import storage_of
 
 
-class _Closed:
-    """A region has ended: what it saved, and who else has a part in it."""
+class Closed:
+    """A region has ended: what it saved, and who else has a part in it. Made without the lock: it waits for operators.
 
-    __slots__ = ("_asked", "_back_end", "group", "handles", "held", "left_alone", "nbytes")
+    Args:
+        group: The region's.
+        handles: Those of its handles that live.
+        back_end: Moves bytes.
+    """
+
+    __slots__ = ("_asked", "_back_end", "group", "handles", "held", "left_alone", "nbytes", "thread")
 
     def __init__(self, group: SwapGroup, handles: list[SwapHandle], back_end: BackEnd) -> None:
-        self._back_end, self.group, self.handles = back_end, group, handles
+        self._back_end, self.group, self.handles, self.thread = back_end, group, handles, group.thread
         asked = self._asked = back_end.ask([handle.tensor for handle in handles])
         self.nbytes = SLOT_ALIGNMENT * len(asked) + sum(storage.nbytes() for storage in asked if storage is not None)
         """What will be on its way to host, and take room there: at most so much."""
@@ -107,7 +113,7 @@ class Takeovers:
         """What each region has taken on host the last time."""
         self._settings, self._limits, self._ledger = settings, limits, ledger
         self._back_end, self._offloads, self._groups = back_end, offloads, groups
-        self._noted: deque[_Closed | _Begun] = deque()
+        self._noted: deque[Closed | _Begun] = deque()
         self._is_settling = False
         self._carry_on = carry_on
         self.unique = 1.0
@@ -125,12 +131,8 @@ class Takeovers:
         """At most so many bytes will be on their way when what is noted is done."""
         return sum(item.nbytes for item in tuple(self._noted))
 
-    def close(self, group: SwapGroup, handles: list[SwapHandle]) -> Callable[[], None]:
-        """What a region saved, to be noted by calling the result. The only wait for operators."""
-        closed = _Closed(group, handles, self._back_end)
-        return lambda: self._note_closed(closed)
-
-    def _note_closed(self, closed: _Closed) -> None:
+    def note_closed(self, closed: Closed) -> None:
+        """A region has ended."""
         closed.group.is_noted = True
         tier = self._back_end.tier
         room = tier.used + self._offloads.deferred_slot_bytes + self.noted_bytes + closed.nbytes
@@ -140,7 +142,7 @@ class Takeovers:
         """A region begins on this thread."""
         self._note(_Begun(threading.get_ident()))
 
-    def _note(self, item: _Closed | _Begun, at_once: bool = False) -> None:
+    def _note(self, item: Closed | _Begun, at_once: bool = False) -> None:
         self._noted.append(item)
         if at_once:
             with self._back_end.lock:
@@ -167,21 +169,20 @@ class Takeovers:
             finally:
                 self._is_settling = False
 
-    def _do(self, item: _Closed | _Begun) -> None:
-        thread = item.thread if isinstance(item, _Begun) else item.group.thread
+    def _do(self, item: Closed | _Begun) -> None:
         try:
             if isinstance(item, _Begun):
-                self._offloads.begin_region(thread)
+                self._offloads.begin_region(item.thread)
             else:
-                self._offloads.end_region(thread)
+                self._offloads.end_region(item.thread)
                 self._take_over(item)
         except HostMemoryError as error:
-            self._offloads.fails(thread, error)
+            self._offloads.fails(item.thread, error)
         finally:
-            if isinstance(item, _Closed):
+            if isinstance(item, Closed):
                 item.group.is_noted = False  # last: then all its handles are taken over
 
-    def _take_over(self, closed: _Closed) -> None:
+    def _take_over(self, closed: Closed) -> None:
         group = closed.group
         self.count_left(group)
         left_alone, by_address = closed.left_alone, self.by_address
@@ -259,5 +260,5 @@ class Takeovers:
         """The engine can't be relied on: nothing of what was noted will be done."""
         noted, self._noted = self._noted, deque()
         for item in noted:
-            if isinstance(item, _Closed):
+            if isinstance(item, Closed):
                 item.leave()

@@ -4,6 +4,7 @@ Seen in MindSpore 2.9.0 and 2.10.0 on the CPU backend. A storage is named by whe
 afterwards the address may be used again.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -26,10 +27,15 @@ class Layout(NamedTuple):
     """In elements."""
 
 
+@functools.lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...], dtype: Any) -> Layout:
+    return Layout(shape, dtype)
+
+
 def layout_in(nbytes: int, tensor: Tensor) -> Layout:
     """How a tensor lies in its storage of so many bytes."""
     if tensor.nbytes == nbytes and tensor.is_contiguous():
-        return Layout(tensor.shape, tensor.dtype)
+        return _whole(tensor.shape, tensor.dtype)
     return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
 
 

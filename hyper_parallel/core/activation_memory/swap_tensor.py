@@ -80,31 +80,29 @@ class Piece:
 class SwapTensor:
     """One storage, however many saved tensors lie in it; or several small ones that travel together."""
 
-    begins_waited = 0
-    """How many regions have begun while it could have left, but other code held it."""
-    stays = False
-    """On the device: backward has read it there already, or the host has no room."""
-    state = SwapState.RESIDENT
-    slot: Slot | None = None
-    handles = 0
-    ready: Any = None
-    """When its tensors were there, for the back end."""
-    loaded: Any = None
-    """The bytes, on the device again."""
-    readers: set[int] | None = None
-    """Which handles have read it since; see Note: [Handed over]."""
-    unread = 0
-    """How many haven't."""
-    is_wanted = False
-    """The user has asked for it: it isn't given up for something else, until backward has read it."""
-    was_read = False
-    """Backward has read it, since it was loaded if it was."""
-    busy = False
-    """A copy is in flight: the slot stays taken until it has ended."""
-    checksum: int | None = None
-    """Of what left, if it is to be compared with what comes back."""
-    error: BaseException | None = None
-    why_released = "nobody held it any more"
+    __slots__ = (
+        "_holders",
+        "begins_waited",
+        "busy",
+        "checksum",
+        "error",
+        "first",
+        "group",
+        "handles",
+        "is_wanted",
+        "loaded",
+        "nbytes",
+        "pieces",
+        "readers",
+        "ready",
+        "slot",
+        "span",
+        "state",
+        "stays",
+        "unread",
+        "was_read",
+        "why_released",
+    )
 
     def __init__(self, pieces: list[Piece], group: Any) -> None:
         first = pieces[0]
@@ -117,6 +115,31 @@ class SwapTensor:
             self._holders = None  # what other code holds doesn't travel with others
         self.span = pieces[-1].offset + pieces[-1].nbytes
         """Bytes on host, with what lies between the pieces."""
+        self.state = SwapState.RESIDENT
+        self.handles = 0
+        self.slot: Slot | None = None
+        self.busy = False
+        """A copy is in flight: the slot stays taken until it has ended."""
+        self.ready: Any = None
+        """When its tensors were there, for the back end."""
+        self.checksum: int | None = None
+        """Of what left, if it is to be compared with what comes back."""
+        self.begins_waited = 0
+        """How many regions have begun while it could have left, but other code held it."""
+        self.stays = False
+        """On the device: backward has read it there already, or the host has no room."""
+        self.loaded: Any = None
+        """The bytes, on the device again."""
+        self.was_read = False
+        """Backward has read it, since it was loaded if it was."""
+        self.is_wanted = False
+        """The user has asked for it: it isn't given up for something else, until backward has read it."""
+        self.readers: set[int] | None = None
+        """Which handles have read it since; see Note: [Handed over]."""
+        self.unread = 0
+        """How many haven't."""
+        self.error: BaseException | None = None
+        self.why_released = "nobody held it any more"
 
     @property
     def is_needed(self) -> bool:

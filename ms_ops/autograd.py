@@ -63,16 +63,6 @@ def comes_from_a_parameter(tensor: Tensor, views: Container[str]) -> bool:
     return node is not None and not _OTHER_LEAF.fullmatch(node.name())
 
 
-def is_or_comes_from_a_parameter(tensor: Tensor, views: Container[str]) -> bool:
-    """`is_parameter` or `comes_from_a_parameter`, in one call: it is asked for every saved tensor."""
-    if tensor.param_info is not None:
-        return True
-    node = tensor._grad_node
-    if node is None or (node.name() not in views and not node.is_leaf()):
-        return False
-    return comes_from_a_parameter(tensor, views)
-
-
 _OTHER_LEAF = re.compile(r"input_\d+")
 
 

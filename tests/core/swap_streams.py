@@ -57,6 +57,7 @@ class LateStreams(CpuBackEnd):
         self.copies = Counter[str]()
         self._random = random.Random(seed)
         self._poisons = poison
+        self._next: Callable[[], None] | None = None
         self._queues: dict[str, deque[tuple[Any, Clock, list[np.ndarray]]]] = {OUT: deque(), IN: deque()}
         self._clocks = {who: Clock() for who in (HOST, OUT, IN)}
         self._places: dict[int, Place] = {}
@@ -85,12 +86,18 @@ class LateStreams(CpuBackEnd):
         """Never: nothing is launched but from the thread that trains."""
 
     def soon(self, function: Callable[[], None]) -> None:
-        if self._random.random() < 0.5:  # else whoever asks the engine next does it
+        self._next = function
+        self._perhaps_next(0.5)  # else it comes with the next copies, if nobody asks the engine before
+
+    def _perhaps_next(self, likely: float) -> None:
+        if self._next is not None and self._random.random() < likely:
+            function, self._next = self._next, None
             function()
 
     def some_run(self, likely: float = 1.0) -> None:
         """Let copies that are launched run, each time as likely as this that there is another one; all by default."""
         with self.lock:
+            self._perhaps_next(likely)
             while self._random.random() < likely and self._run_one():
                 pass
 

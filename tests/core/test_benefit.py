@@ -284,7 +284,7 @@ class Adds(nn.Cell):
 def test_what_is_to_stay_on_the_device_is_counted(manager: SwapManager) -> None:
     net = Stack([Layer(), swap_wrapper(Layer(seed=1), policy_fn=lambda tensor: SAVE)])
     (text,) = said(gradient(net))
-    assert "are to stay, or are held by other code" in text
+    assert "128 bytes are to stay, 64 bytes are weights" in text
 
 
 def test_an_operator_that_the_region_does_not_run_is_named() -> None:

@@ -229,5 +229,5 @@ def test_an_interrupt_while_room_is_made_for_what_a_region_saves_breaks_the_engi
         engine.region_begins()
         monkeypatch.setattr(engine.limits, "pending", 1)
         with interrupted(type(engine.back_end), "advance", 1), pytest.raises(KeyboardInterrupt):
-            engine.saves(handles[0].group, 1024)
+            engine.makes_way(handles[0].group)
         assert isinstance(engine.ledger.broken, KeyboardInterrupt)

@@ -122,7 +122,7 @@ class Swapping(RuleBasedStateMachine):
             self.tier.gate.set()
             handle, value, size = group[-1 if last else 0]
             self._check(handle, value, size)
-            self._see(group)
+            self._taken_over(group)
             self.beyond_window += handle.entry.nbytes
 
     @rule(group=handles, index=st.integers(0, 7))

@@ -1,8 +1,10 @@
 """What a region saved is only noted when it ends; whoever has time makes transfers of it, and reading is quick."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -74,12 +76,15 @@ def test_a_region_that_begins_does_not_wait_below_the_limit_and_takes_over_above
         assert all(handle.tensor is None for handle in (first, *handles))
 
 
-def test_what_is_read_before_it_was_taken_over_is_taken_over_by_the_reader_and_stays() -> None:
+def test_what_is_read_before_it_was_taken_over_stays() -> None:
     with busy() as (engine, tier):
         handles = noted(engine, 1, 2)
         assert [value_of(handle) for handle in handles] == [1, 2]
-        assert [handle.entry.state for handle in handles] == [SwapState.RESIDENT] * 2
+        assert engine._takeovers.is_pending, "who reads it need not wait"
         tier.gate.set()
+        wait_for(lambda: not engine._takeovers.is_pending)
+        engine.region_begins()
+        assert [handle.entry.state for handle in handles] == [SwapState.RESIDENT] * 2
         assert engine.stats().cancelled_bytes == 2 * SIZE
 
 
@@ -164,6 +169,51 @@ def test_what_is_there_is_read_without_asking_the_engine(monkeypatch: pytest.Mon
         monkeypatch.setattr(SwapEngine, "fetch", lambda engine, handle: asked.append(handle) or fetch(engine, handle))
         assert [value_of(handle) for handle in handles[:5]] == list(range(5))
         assert asked == []
+
+
+def test_that_backward_comes_to_a_group_is_noted_and_what_it_reads_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with busy() as (engine, tier):
+        handles = noted(engine, 1, 2)
+        engine.settle()
+        monkeypatch.setattr(SwapEngine, "fetch", lambda engine, handle: pytest.fail("the engine was asked"))
+        assert [value_of(handle) for handle in handles] == [1, 2]
+        assert engine._takeovers.is_pending
+        tier.gate.set()
+        wait_for(lambda: not engine._takeovers.is_pending)
+        assert all(handle.entry.stays for handle in handles)
+
+
+@pytest.mark.parametrize(("is_held", "counted"), [(False, "cancelled_bytes"), (True, "held_bytes")])
+def test_what_was_read_and_has_died_before_the_engine_knew_is_counted_once(is_held: bool, counted: str) -> None:
+    with busy() as (engine, tier):
+        tensor = tensor_of(1)
+        with engine.open_group("layer") as group:
+            handle = group.add(tensor)
+            group.passes(tensor)
+        if not is_held:
+            del tensor
+        engine.settle()
+        assert value_of(handle) == 1
+        del handle
+        tier.gate.set()
+        stats = engine.stats()
+        assert {name: getattr(stats, name) for name in ("cancelled_bytes", "held_bytes")} == {
+            "cancelled_bytes": 0,
+            "held_bytes": 0,
+            counted: SIZE,
+        }
+
+
+def test_a_trace_tells_which_thread_goes_backward(tmp_path: Path) -> None:
+    manager = SwapManager()
+    manager.configure(min_bytes=0)
+    gradients(net(policy=SWAP), X, wait=True)
+    with manager.trace(tmp_path / "run.json"):
+        gradients(net(policy=SWAP), X, wait=True)
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    computed = {(event["tid"], event["name"].split()[0]) for event in events if event.get("cat") == "compute"}
+    assert {what for _, what in computed} == {"forward", "backward"}
+    assert len({track for track, _ in computed}) == 1
 
 
 def test_the_engine_is_asked_while_the_window_is_full() -> None:

@@ -116,7 +116,8 @@ def check_operators(path: str, source: str, names: Sequence[str], policy: Any) -
 _WHY_LEFT = {
     "small_bytes": "are in tensors below min_bytes",
     "parameter_bytes": "are weights",
-    "kept_bytes": "are to stay, or are held by other code",
+    "kept_bytes": "are to stay",
+    "held_bytes": "are held by other code",
 }
 
 

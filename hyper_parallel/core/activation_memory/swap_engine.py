@@ -76,7 +76,14 @@ class SwapEngine:
         self._offloads = Offloads(settings, self.limits, back_end, self.ledger, self._drop)
         self._loads = Loads(self.limits, back_end, self.ledger, self._offloads, self._groups, self._reap)
         self._takeovers = Takeovers(
-            settings, self.limits, back_end, self.ledger, self._offloads, self._groups, self._carry_on
+            settings,
+            self.limits,
+            back_end,
+            self.ledger,
+            self._offloads,
+            self._groups,
+            self._loads.reads,
+            self._carry_on,
         )
         self._by_hand = ByHand(self.ledger, back_end, self._offloads, self._loads, self._groups)
         self._in_order = back_end.frees_in_order
@@ -127,12 +134,11 @@ class SwapEngine:
             self._end_unneeded()
             self.ledger.wait(self.back_end, lambda: self._offloads.backlog <= limit, path, "offload")
 
-    def saves(self, group: SwapGroup, nbytes: int) -> None:
-        """A region that runs has saved so much more: what is on its way has to make room for it, bit by bit.
+    def makes_way(self, group: SwapGroup) -> None:
+        """A region that runs has saved more: what is on its way has to make room for it, bit by bit.
 
         Otherwise the device would hold what this region saves, beside all that the last one sends.
         """
-        group.saved += nbytes
         limit = max(0, self.limits.pending - int(group.saved * self._takeovers.unique))
         if self.ledger.now["pending"] > limit:
             self._make_way(limit)
@@ -177,6 +183,16 @@ class SwapEngine:
     # ---- backward
 
     @_all_or_broken
+    def is_told(self, group: SwapGroup) -> bool:
+        """Backward comes to a group: whether that is only noted, so that what is there may be read meanwhile."""
+        group.is_unread = False
+        if self.ledger.trace is not None:
+            return False  # it tells who computes, and when
+        group.is_served = True
+        self._takeovers.note_reached(group)
+        return True
+
+    @_all_or_broken
     def fetch(self, handle: SwapHandle) -> Any:
         """The bytes on the device in which the tensor lies that a handle stands for."""
         entry, piece = handle.entry, handle.piece
@@ -187,13 +203,14 @@ class SwapEngine:
                     self._end_unneeded()
                 self._reading = entry.group
             else:
+                self._takeovers.settle()
                 self.back_end.soon(self._carry_on)
             state = entry.state
             if state is SwapState.RELEASED:
                 raise SwapStateError(f"{entry} is read after its release: {entry.why_released}")
             if state is SwapState.RESIDENT or state is SwapState.OFFLOADING:
                 self._stay(entry)
-                self._loads.reads(entry.group)
+                self._loads.reads(entry.group, threading.get_ident())
                 entry.was_read = True
                 return self._hand_over(handle) if self._in_order else piece.storage
             self._loads.get(entry)
@@ -244,6 +261,7 @@ class SwapEngine:
                 if entry.handles == 0 and entry.state is not SwapState.RELEASED:
                     self._release(entry)
             self._takeovers.settle()
+            self._offloads.settle()
         if self._loads.given_up:
             self._loads.take_back()
 
@@ -251,6 +269,8 @@ class SwapEngine:
         was = entry.state
         if was is SwapState.RESIDENT or was is SwapState.OFFLOADING:
             self._offloads.cancel(entry)
+            if entry.was_read:
+                self._offloads.overtaken(entry)  # if it was read before the engine knew that backward had come to it
             self._drop(entry)
         else:
             if was is not SwapState.ON_HOST:

@@ -5,8 +5,8 @@ A group only collects while its region runs; see Note: [One wait per group].
 
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -21,7 +21,7 @@ from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapState, 
 from hyper_parallel.core.activation_memory.trees import leaves
 from hyper_parallel.core.activation_memory.written import Written
 from hyper_parallel.core.errors import PolicyError, ReplayMismatchError
-from ms_ops.autograd import alias, is_or_comes_from_a_parameter, is_parameter
+from ms_ops.autograd import alias, comes_from_a_parameter, data_of, is_parameter
 from ms_ops.catalogue import VIEWS
 from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
@@ -53,12 +53,12 @@ class SwapHandle:
         if tensor is not None:
             if not group.is_noted:
                 return tensor  # kept, or its group is still open
-            group.engine.settle()
-            if self.tensor is not None:
-                return self.tensor
+            if group.is_unread:
+                group.engine.is_told(group)
+            return data_of(tensor)  # not taken over yet: it is here
         entry = self.entry
         found = None
-        if group.is_served:  # Note: [Served]
+        if group.is_served or (group.is_unread and group.engine.is_told(group)):  # Note: [Served]
             found = entry.loaded
             if found is None and entry.state is SwapState.RESIDENT:
                 found = self.piece.storage
@@ -129,12 +129,14 @@ class SwapGroup(Watched):
         """Whether it is closed, but not taken over yet: see Note: [Settled later]."""
         self.is_served = False
         """Whether what is there may be read without asking the engine: see Note: [Served]."""
+        self.is_unread = not (name or engine.back_end.frees_in_order)
+        """Whether the engine need not be asked when backward comes to it, and has not been told that it has."""
         self.left_alone: list[Tensor] = []
         """Aliases of tensors that were marked inside the region, see `keep_on_device`."""
         self.registered: list[Tensor] = []
         """Aliases of tensors that go to host whatever the tensor policy says, see `swap_tensor_wrapper`."""
-        self.left: Counter[str] = Counter()
-        """Bytes of what has been left alone so far."""
+        self.left: defaultdict[str, int] = defaultdict(int)
+        """Bytes of what has been left alone so far, by why."""
         self.surroundings = Surroundings(owner)
         self._cast_weights: list[Tensor] = []
         self._passed: list[weakref.ref[Tensor]] = []
@@ -144,7 +146,7 @@ class SwapGroup(Watched):
         """Why a handle can't be read any more, by its id: its tensor was written."""
         self._min_bytes = engine.settings.min_bytes
         self.is_smoothed = not engine.back_end.ends_by_itself
-        """Whether what is on its way makes room for what is saved meanwhile, see `SwapEngine.saves`."""
+        """Whether what is on its way makes room for what is saved meanwhile, see `SwapEngine.makes_way`."""
         self.saved = 0
         """Bytes, however often each was saved."""
         super().__init__()  # from here on it hears of writes
@@ -197,15 +199,20 @@ class SwapGroup(Watched):
             tensor: The tensor.
             may_be_written: A write before it is read back is the user's business.
         """
+        if comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
+            self.left["parameter_bytes"] += tensor.nbytes
+            return Kept(tensor)
+        return self.save(tensor, may_be_written)
+
+    def save(self, tensor: Tensor, may_be_written: bool = False) -> Any:
+        """As `add`, but whether it comes from a parameter is looked at when the group is taken over."""
         nbytes = tensor.nbytes
-        if nbytes < self._min_bytes or not nbytes:
+        if nbytes < self._min_bytes or not nbytes or is_parameter(tensor):
             self.left["parameter_bytes" if is_parameter(tensor) else "small_bytes"] += nbytes
             return Kept(tensor)
-        if is_or_comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
-            self.left["parameter_bytes"] += nbytes
-            return Kept(tensor)
+        self.saved += nbytes
         if self.is_smoothed:
-            self.engine.saves(self, nbytes)
+            self.engine.makes_way(self)
         handle = SwapHandle(self, tensor, nbytes, may_be_written)
         self._handles.append(weakref.ref(handle))
         return handle
@@ -230,6 +237,10 @@ class SwapGroup(Watched):
         """Whether there is one to ask."""
         return self._tensor_policy is not None
 
+    def is_of_a_parameter(self, tensor: Tensor) -> bool:
+        """Whether it is a view or a cast of one."""
+        return comes_from_a_parameter(tensor, _VIEWS_AND_CASTS)
+
     def wants(self, tensor: Tensor) -> bool:
         """Ask the tensor policy."""
         try:
@@ -249,18 +260,12 @@ class SwapGroup(Watched):
             f"{answer if isinstance(answer, CheckpointPolicy) else no_policy(answer)}"
         )
 
-    def why_nothing_left(self) -> Counter[str] | None:
+    def why_nothing_left(self) -> Mapping[str, int] | None:
         """When it is closed: bytes of what stays on the device, by why, if that is all of it; else None."""
         if self.is_noted:
             self.engine.settle()
-        kept = 0
-        for ref in self._handles:
-            handle = ref()
-            if handle is not None:
-                if handle.tensor is None:
-                    return None
-                kept += handle.nbytes
-        return self.left + Counter(kept_bytes=kept)
+        handles = [ref() for ref in self._handles]
+        return None if any(handle is not None and handle.tensor is None for handle in handles) else self.left
 
     def __enter__(self) -> "SwapGroup":
         return self
@@ -284,7 +289,7 @@ class SwapScope(Scope):
         self.intercepts = group.surroundings.casts_frozen_weights
 
     def pack(self, tensor: Tensor) -> Any:
-        return self.group.add(tensor)
+        return self.group.save(tensor)
 
     def leave_alone(self, tensor: Tensor) -> None:
         self.group.left_alone.append(alias(tensor, tracked=False))

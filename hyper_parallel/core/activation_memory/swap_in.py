@@ -9,9 +9,9 @@ What is loaded counts until its memory is given up, which is when the last opera
 dispatches operators long before they run; when it has come further than the window allows, it waits for them.
 
 Note: [Served]
-A tensor that is there is taken without asking the engine, unless the engine has to be told that backward goes on: when
-a group is read for the first time, and when nothing is being loaded although something waits for room. Otherwise the
-copy thread sees for itself what has died, whenever a load has ended.
+A tensor that is there is taken without asking the engine. That backward comes to a group is noted, and done with by
+whoever has time (Note: [Settled later]). Only when nothing is being loaded although something waits for room, the
+engine has to be asked; otherwise the copy thread sees for itself what has died, whenever a load has ended.
 
 Note: [Handed over]
 Where memory is freed in order (`BackEnd.frees_in_order`), what backward has been given needs no room any more when the
@@ -92,7 +92,7 @@ class Loads:
         Raises:
             HostMemoryError: They can't be read, or aren't what left.
         """
-        reader = self._enter(entry.group)
+        reader = self._enter(entry.group, threading.get_ident())
         if entry.loaded is None:
             self._get_late(entry, reader)
         entry.was_read = True
@@ -135,14 +135,13 @@ class Loads:
                 f"again"
             ) from entry.error
 
-    def reads(self, group: Any) -> None:
-        """Backward reads something of this group that has not left the device."""
-        reader = self._enter(group)
+    def reads(self, group: Any, thread: int) -> None:
+        """Backward reads something of this group on a thread, and need not wait for it."""
+        reader = self._enter(group, thread)
         if self._in_order:
             self._prefetch(reader)
 
-    def _enter(self, group: Any) -> _Reader:
-        thread = threading.get_ident()
+    def _enter(self, group: Any, thread: int) -> _Reader:
         reader = self._readers.get(thread)
         if reader is None:
             reader = self._readers[thread] = _Reader()

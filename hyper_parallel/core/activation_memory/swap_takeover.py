@@ -6,10 +6,10 @@ for every dispatched operator. A group only collects while its region runs. When
 waits, the others are there.
 
 Note: [Settled later]
-When a region ends, or the next one begins, the thread that trains only notes it: making transfers, finding room on host
-and launching cost several times as much as asking for the storages, and can be done by whoever has time. That is the
-copy thread, or the next thread that asks the engine for something, whoever comes first; always in the order of what was
-noted. It is done at once where nothing may be launched but from the thread that trains, where the user moves the group,
+When a region ends, the next one begins, or backward comes to one, the thread that trains only notes it: making
+transfers, finding room on host and launching cost several times as much as asking for the storages, and can be done by
+whoever has time. That is the copy thread, or the next thread that asks the engine for something, whoever comes first;
+always in the order of what was noted. It is done at once where nothing may be launched but from the thread that trains, where the user moves the group,
 and where the host may have to be asked for more room, so that the region itself fails if there is none.
 """
 
@@ -44,9 +44,10 @@ class Closed:
 
     def __init__(self, group: SwapGroup, handles: list[SwapHandle], back_end: BackEnd) -> None:
         self._back_end, self.group, self.handles, self.thread = back_end, group, handles, group.thread
-        asked = self._asked = back_end.ask([handle.tensor for handle in handles])
-        self.nbytes = SLOT_ALIGNMENT * len(asked) + sum(storage.nbytes() for storage in asked if storage is not None)
-        """What will be on its way to host, and take room there: at most so much."""
+        self._asked = back_end.ask([handle.tensor for handle in handles])
+        self.nbytes = group.saved + SLOT_ALIGNMENT * len(handles)
+        """What will be on its way to host, and take room there: about so much; more if only parts of storages were
+        saved."""
         self.left_alone = self._left_alone()
         self.held = group.held_elsewhere()
 
@@ -84,8 +85,18 @@ class _Begun:
         self.thread = thread
 
 
+class _Reached:
+    """Backward has come to a group on a thread."""
+
+    __slots__ = ("group", "thread")
+    nbytes = 0
+
+    def __init__(self, group: SwapGroup) -> None:
+        self.group, self.thread = group, threading.get_ident()
+
+
 class Takeovers:
-    """What regions have saved, and when the next ones have begun. Used under the engine's lock, but where it says so.
+    """What regions have saved, and what has begun after it. Used under the engine's lock, but where it says so.
 
     Args:
         settings: The limits.
@@ -94,6 +105,7 @@ class Takeovers:
         ledger: Counts.
         offloads: The way out.
         groups: The live groups, by their index.
+        reached: Called with a group to which backward has come, and the thread.
         carry_on: Settles, among other things; called by whoever has time.
     """
 
@@ -105,6 +117,7 @@ class Takeovers:
         ledger: Ledger,
         offloads: Offloads,
         groups: dict[int, SwapGroup],
+        reached: Callable[[SwapGroup, int], None],
         carry_on: Callable[[], None],
     ) -> None:
         self.by_address: dict[int, tuple[SwapTensor, Piece]] = {}
@@ -113,9 +126,9 @@ class Takeovers:
         """What each region has taken on host the last time."""
         self._settings, self._limits, self._ledger = settings, limits, ledger
         self._back_end, self._offloads, self._groups = back_end, offloads, groups
-        self._noted: deque[Closed | _Begun] = deque()
+        self._noted: deque[Closed | _Begun | _Reached] = deque()
         self._is_settling = False
-        self._carry_on = carry_on
+        self._reached, self._carry_on = reached, carry_on
         self.unique = 1.0
         """The part of what regions save that isn't saved twice."""
 
@@ -142,12 +155,16 @@ class Takeovers:
         """A region begins on this thread."""
         self._note(_Begun(threading.get_ident()))
 
-    def _note(self, item: Closed | _Begun, at_once: bool = False) -> None:
+    def note_reached(self, group: SwapGroup) -> None:
+        """Backward comes to a group on this thread."""
+        self._note(_Reached(group))
+
+    def _note(self, item: Closed | _Begun | _Reached, at_once: bool = False) -> None:
         self._noted.append(item)
         if at_once:
             with self._back_end.lock:
                 self.settle()
-        elif not self._is_settling:
+        elif len(self._noted) == 1 and not self._is_settling:  # else somebody is at it, or is about to
             with self._back_end.lock:
                 self._back_end.soon(self._carry_on)
 
@@ -169,10 +186,12 @@ class Takeovers:
             finally:
                 self._is_settling = False
 
-    def _do(self, item: Closed | _Begun) -> None:
+    def _do(self, item: Closed | _Begun | _Reached) -> None:
         try:
             if isinstance(item, _Begun):
                 self._offloads.begin_region(item.thread)
+            elif isinstance(item, _Reached):
+                self._reached(item.group, item.thread)
             else:
                 self._offloads.end_region(item.thread)
                 self._take_over(item)
@@ -190,12 +209,16 @@ class Takeovers:
         new: dict[int, Piece] = {}
         for handle, storage in zip(closed.handles, closed.storages(), strict=True):
             address = 0 if storage is None else storage.address
-            if storage is None or left_alone.get(address):
-                why = "held_bytes" if storage is None else left_alone[address]
+            is_known = address in new or address in by_address
+            why = "held_bytes" if storage is None else left_alone.get(address)
+            if not why and not is_known and group.is_of_a_parameter(handle.tensor):
+                why = "parameter_bytes"
+            if why:
                 self._ledger.count(group.path, why, handle.nbytes)
+                group.left[why] += handle.nbytes
                 handle.leave()
                 continue
-            if address in new or address in by_address:
+            if is_known:
                 self._ledger.count(group.path, "duplicate_bytes", handle.nbytes)
             else:
                 new[address] = Piece(storage, closed.held.get(address))

@@ -9,8 +9,9 @@ Note: [Settled later]
 When a region ends, the next one begins, or backward comes to one, the thread that trains only notes it: making
 transfers, finding room on host and launching cost several times as much as asking for the storages, and can be done by
 whoever has time. That is the copy thread, or the next thread that asks the engine for something, whoever comes first;
-always in the order of what was noted. It is done at once where nothing may be launched but from the thread that trains, where the user moves the group,
-and where the host may have to be asked for more room, so that the region itself fails if there is none.
+always in the order of what was noted. It is done at once where nothing may be launched but from the thread that trains,
+where the user moves the group, and where the host may have to be asked for more room, so that the region itself fails if
+there is none.
 """
 
 import threading

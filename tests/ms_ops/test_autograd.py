@@ -22,6 +22,7 @@ from ms_ops.autograd import (
     alias,
     backward_is_recorded,
     data_of,
+    from_parameters,
     gradient_depth,
     guard_gradient_calls,
     is_parameter,
@@ -31,6 +32,7 @@ from ms_ops.autograd import (
     saved_tensors_hooks,
     wait_for_operators,
 )
+from ms_ops.catalogue import VIEWS
 from ms_ops.dispatch import Interception
 
 
@@ -441,3 +443,19 @@ def test_a_forward_without_mixed_precision_is_repeated_without_it() -> None:
             inside = matmul_dtype()
         assert matmul_dtype() == ms.float16
     assert inside == ms.float32
+
+
+def test_views_and_casts_of_weights_are_told_from_results_that_only_have_read_them() -> None:
+    weight = Parameter(Tensor(np.ones((4, 4), np.float32)), name="Tanh")  # named as an operator is
+    saved: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        cast, turned = ops.cast(weight, ms.float16), weight.T
+        product, result = ops.matmul(x, turned), ops.tanh(ops.cast(x, ms.float16))
+        saved.extend([result, cast, product, turned, ops.cast(turned, ms.float16), ops.cast(product, ms.float16)])
+        for _ in range(2):  # also when the names are known
+            assert from_parameters(saved, VIEWS | {"Cast"}) == {1, 3, 4}
+        return product.sum() + (result + cast).sum()
+
+    ms.grad(forward, 0, [weight])(Tensor(np.ones((4, 4), np.float32)))
+    assert len(saved) == 6

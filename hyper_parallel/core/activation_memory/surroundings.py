@@ -204,7 +204,8 @@ class Surroundings:
         Nothing is held afterwards: whoever owns it may let go of it before backward.
         """
         found = {storage_of(tensor): "held_bytes" for tensor in self._tensors}
-        found.update((storage_of(parameter), "parameter_bytes") for parameter in self._parameters)
+        for parameter in self._parameters:
+            found[storage_of(parameter)] = "parameter_bytes"
         found.pop(0, None)
         self._tensors.clear()
         self._parameters.clear()

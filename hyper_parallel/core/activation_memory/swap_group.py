@@ -26,7 +26,8 @@ from ms_ops.catalogue import VIEWS
 from ms_ops.storage import Layout
 from ms_ops.tensors import storage_of
 
-_VIEWS_AND_CASTS = VIEWS | {"Cast"}
+VIEWS_AND_CASTS = VIEWS | {"Cast"}
+"""What may lie between a parameter and a tensor that counts as it."""
 
 
 class SwapHandle:
@@ -199,13 +200,13 @@ class SwapGroup(Watched):
             tensor: The tensor.
             may_be_written: A write before it is read back is the user's business.
         """
-        if comes_from_a_parameter(tensor, _VIEWS_AND_CASTS):
+        if comes_from_a_parameter(tensor, VIEWS_AND_CASTS):
             self.left["parameter_bytes"] += tensor.nbytes
             return Kept(tensor)
         return self.save(tensor, may_be_written)
 
     def save(self, tensor: Tensor, may_be_written: bool = False) -> Any:
-        """As `add`, but whether it comes from a parameter is looked at when the group is taken over."""
+        """As `add`, but whether it comes from a parameter is looked at when the group is closed."""
         nbytes = tensor.nbytes
         if nbytes < self._min_bytes or not nbytes or is_parameter(tensor):
             self.left["parameter_bytes" if is_parameter(tensor) else "small_bytes"] += nbytes
@@ -236,10 +237,6 @@ class SwapGroup(Watched):
     def has_tensor_policy(self) -> bool:
         """Whether there is one to ask."""
         return self._tensor_policy is not None
-
-    def is_of_a_parameter(self, tensor: Tensor) -> bool:
-        """Whether it is a view or a cast of one."""
-        return comes_from_a_parameter(tensor, _VIEWS_AND_CASTS)
 
     def wants(self, tensor: Tensor) -> bool:
         """Ask the tensor policy."""

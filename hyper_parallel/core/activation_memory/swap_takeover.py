@@ -9,9 +9,9 @@ Note: [Settled later]
 When a region ends, the next one begins, or backward comes to one, the thread that trains only notes it: making
 transfers, finding room on host and launching cost several times as much as asking for the storages, and can be done by
 whoever has time. That is the copy thread, or the next thread that asks the engine for something, whoever comes first;
-always in the order of what was noted. It is done at once where nothing may be launched but from the thread that trains,
-where the user moves the group, and where the host may have to be asked for more room, so that the region itself fails if
-there is none.
+always in the order of what was noted. It is done at once where nothing may be launched but from the thread that
+trains, where the user moves the group, and where the host may have to be asked for more room, so that the region itself
+fails if there is none.
 """
 
 import threading
@@ -20,13 +20,14 @@ from collections.abc import Callable
 from typing import Any
 
 from hyper_parallel.core.activation_memory import marks
-from hyper_parallel.core.activation_memory.swap_group import SwapGroup, SwapHandle
+from hyper_parallel.core.activation_memory.swap_group import VIEWS_AND_CASTS, SwapGroup, SwapHandle
 from hyper_parallel.core.activation_memory.swap_ledger import Ledger
 from hyper_parallel.core.activation_memory.swap_limits import Limits
 from hyper_parallel.core.activation_memory.swap_out import Offloads, fused
 from hyper_parallel.core.activation_memory.swap_settings import SwapSettings
 from hyper_parallel.core.activation_memory.swap_tensor import Piece, SwapTensor
 from hyper_parallel.core.errors import HostMemoryError
+from ms_ops.autograd import from_parameters
 from ms_ops.backend import BackEnd
 from ms_ops.host import SLOT_ALIGNMENT, slot_bytes
 from ms_ops.tensors import storage_of
@@ -41,11 +42,14 @@ class Closed:
         back_end: Moves bytes.
     """
 
-    __slots__ = ("_asked", "_back_end", "group", "handles", "held", "left_alone", "nbytes", "thread")
+    __slots__ = ("_asked", "_back_end", "group", "handles", "held", "left_alone", "nbytes", "of_parameters", "thread")
 
     def __init__(self, group: SwapGroup, handles: list[SwapHandle], back_end: BackEnd) -> None:
         self._back_end, self.group, self.handles, self.thread = back_end, group, handles, group.thread
-        self._asked = back_end.ask([handle.tensor for handle in handles])
+        tensors = [handle.tensor for handle in handles]
+        self._asked = back_end.ask(tensors)
+        self.of_parameters = from_parameters(tensors, VIEWS_AND_CASTS)
+        """The places of handles whose tensors are views or casts of weights."""
         self.nbytes = group.saved + SLOT_ALIGNMENT * len(handles)
         """What will be on its way to host, and take room there: about so much; more if only parts of storages were
         saved."""
@@ -66,7 +70,8 @@ class Closed:
     def _left_alone(self) -> dict[int, str]:
         """Why storages are left alone, by their address. One question for each, however often it was saved."""
         group = self.group
-        found = {**dict.fromkeys(marks.storages(group.left_alone), "kept_bytes"), **group.owned_elsewhere()}
+        found = dict.fromkeys(marks.storages(group.left_alone), "kept_bytes")
+        found.update(group.owned_elsewhere())
         if group.has_tensor_policy:
             wanted = {storage_of(tensor) for tensor in group.registered}
             for handle, storage in zip(self.handles, self.storages(), strict=True):
@@ -208,18 +213,17 @@ class Takeovers:
         left_alone, by_address = closed.left_alone, self.by_address
         taken: list[tuple[SwapHandle, Any]] = []
         new: dict[int, Piece] = {}
-        for handle, storage in zip(closed.handles, closed.storages(), strict=True):
+        for place, (handle, storage) in enumerate(zip(closed.handles, closed.storages(), strict=True)):
             address = 0 if storage is None else storage.address
-            is_known = address in new or address in by_address
             why = "held_bytes" if storage is None else left_alone.get(address)
-            if not why and not is_known and group.is_of_a_parameter(handle.tensor):
+            if place in closed.of_parameters:
                 why = "parameter_bytes"
             if why:
                 self._ledger.count(group.path, why, handle.nbytes)
                 group.left[why] += handle.nbytes
                 handle.leave()
                 continue
-            if is_known:
+            if address in new or address in by_address:
                 self._ledger.count(group.path, "duplicate_bytes", handle.nbytes)
             else:
                 new[address] = Piece(storage, closed.held.get(address))

@@ -77,19 +77,21 @@ def peak_here(mode: str, depth: int, batches: int, frozen: bool) -> tuple[float,
     return reference.peak_of(mode, depth, frozen)
 
 
-def measure_peaks(chosen: list[str], depths: list[int], repeat: int, progress: Progress) -> dict[str, Any]:
-    modes = {False: chosen, True: [mode for mode in chosen if mode != "plain"]}
+def measure_peaks(
+    chosen: list[str], depths: list[int], repeat: int, kinds: list[str], progress: Progress
+) -> dict[str, Any]:
+    modes = {kind: chosen if kind == "trained" else [mode for mode in chosen if mode != "plain"] for kind in kinds}
     task = progress.add_task("peaks", total=sum(map(len, modes.values())) * len(depths))
     result: dict[str, Any] = {}
-    for frozen, names in modes.items():
-        part = result["frozen" if frozen else "trained"] = {}
+    for kind, names in modes.items():
+        result[kind] = {}
         for mode in names:
             peaks = {}
             for depth in depths:
-                peaks[depth] = peak(mode, depth, repeat, frozen)
+                peaks[depth] = peak(mode, depth, repeat, kind == "frozen")
                 progress.advance(task)
             growth = float(np.polyfit(depths, [found["mb"] for found in peaks.values()], 1)[0])
-            part[mode] = {"peaks": peaks, "growth_mb": round(growth, 2)}
+            result[kind][mode] = {"peaks": peaks, "growth_mb": round(growth, 2)}
     return result
 
 
@@ -251,13 +253,14 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     if direct := figures.get("direct_io"):
         at_most("step time, page cache / direct I/O", 1.0, *interval([1 / value for value in ratio(direct, "swap")]))
     if peaks := figures.get("peaks"):
-        trained, frozen = peaks["trained"], peaks["frozen"]
+        trained, frozen = peaks.get("trained", {}), peaks.get("frozen", {})
         for mode in [mode for mode in SWAPPED if mode in trained and "native" in trained]:
             for depth, of_native in trained["native"]["peaks"].items():
                 if depth in (8, 12):
                     value = trained[mode]["peaks"][depth]["mb"] / of_native["mb"]
                     at_most(f"peak at {depth} blocks, {mode} / native", 1.0, value)
             at_most(f"growth per block, {mode} / gradients", 1.03, trained[mode]["growth_mb"] / figures["gradients_mb"])
+        for mode in [mode for mode in SWAPPED if mode in frozen and "native" in frozen]:
             value = frozen[mode]["growth_mb"] / frozen["native"]["growth_mb"]
             at_most(f"growth per block, frozen weights, {mode} / native", 0.15, value)
     if python := figures.get("python"):
@@ -303,6 +306,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default="peaks,steps,direct,python,batch", help="what is measured")
     parser.add_argument("--depths", default="4,8,12")
     parser.add_argument("--modes", default=f"plain,native,{','.join(SWAPPED)},nothing_kept", help="whose peaks")
+    parser.add_argument("--weights", default="trained,frozen", help="the weights whose peaks are measured")
     parser.add_argument(
         "--batches",
         default="native=4,swap=5,recompute_swap_inputs=6",
@@ -347,7 +351,8 @@ def main() -> None:
         if "peaks" in parts:
             figures["one_block_mb"] = peak("nothing_kept", 1, a.repeat, frozen=True)["mb"]
             depths = [int(d) for d in a.depths.split(",")]
-            figures["peaks"] = measure_peaks(a.modes.split(","), depths, a.repeat, progress)
+            found = measure_peaks(a.modes.split(","), depths, a.repeat, a.weights.split(","), progress)
+            figures["peaks"] = {**figures.get("peaks", {}), **found}
         if "batch" in parts:
             limits = dict(each.split("=") for each in a.batches.split(","))
             figures["largest_batch"] = largest_batches({mode: int(most) for mode, most in limits.items()}, progress)

@@ -204,16 +204,23 @@ def test_what_was_read_and_has_died_before_the_engine_knew_is_counted_once(is_he
         }
 
 
-def test_a_trace_tells_which_thread_goes_backward(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_time", [True, False])
+def test_a_trace_tells_which_thread_goes_backward_and_where(
+    has_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager = SwapManager()
     manager.configure(min_bytes=0)
-    gradients(net(policy=SWAP), X, wait=True)
+    swapping = net(policy=SWAP)
+    gradients(swapping, X, wait=True)
+    if not has_time:
+        monkeypatch.setattr(type(manager.engine.back_end), "soon", lambda back_end, function: None)
     with manager.trace(tmp_path / "run.json"):
-        gradients(net(policy=SWAP), X, wait=True)
+        gradients(swapping, X)
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-    computed = {(event["tid"], event["name"].split()[0]) for event in events if event.get("cat") == "compute"}
-    assert {what for _, what in computed} == {"forward", "backward"}
-    assert len({track for track, _ in computed}) == 1
+    computed = [event for event in events if event.get("cat") == "compute"]
+    assert len({event["tid"] for event in computed}) == 1
+    forward, backward = ([e["name"].split()[1] for e in computed if e["name"].startswith(way)] for way in ("fo", "ba"))
+    assert backward == forward[::-1]
 
 
 def test_the_engine_is_asked_while_the_window_is_full() -> None:

@@ -54,9 +54,11 @@ class SwapHandle:
         if tensor is not None:
             if not group.is_noted:
                 return tensor  # kept, or its group is still open
-            if group.is_unread:
-                group.engine.is_told(group)
-            return data_of(tensor)  # not taken over yet: it is here
+            if not group.is_unread or group.engine.is_told(group):
+                return data_of(tensor)  # not taken over yet: it is here
+            group.engine.settle()
+            if self.tensor is not None:
+                return self.tensor
         entry = self.entry
         found = None
         if group.is_served or (group.is_unread and group.engine.is_told(group)):  # Note: [Served]

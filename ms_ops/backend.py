@@ -177,8 +177,8 @@ class BackEnd(ABC):
         """Let whoever blocks in `wait` look at the condition again."""
 
     @abstractmethod
-    def follow(self, loaded: Any, given_up: Callable[[], None]) -> Any:
-        """Call `given_up()`, on any thread, when the memory of `loaded` is free; as long as the result is held."""
+    def follow(self, loaded: Any, given_up: Callable[[int], None], key: int) -> Any:
+        """Call `given_up(key)`, on any thread, when the memory of `loaded` is free; as long as the result is held."""
 
     @abstractmethod
     def later(self, seconds: float, function: Callable[[], None]) -> None:

@@ -36,6 +36,18 @@ class _Loaded:
         return tensor_over(buffer, layout)
 
 
+class _Followed(weakref.ref):
+    """Tells when the memory of what came back is free; one object, since there is one for every tensor."""
+
+    __slots__ = ("given_up", "key")
+
+    given_up: Callable[[int], None]
+    key: int
+
+    def is_free(self) -> None:
+        self.given_up(self.key)
+
+
 class CpuBackEnd(BackEnd):
     """Copies by a thread of its own, one at a time.
 
@@ -98,8 +110,10 @@ class CpuBackEnd(BackEnd):
     def wake(self) -> None:
         self._changed.notify_all()
 
-    def follow(self, loaded: _Loaded, given_up: Callable[[], None]) -> Any:
-        return weakref.ref(loaded.buffer, lambda _: given_up())
+    def follow(self, loaded: _Loaded, given_up: Callable[[int], None], key: int) -> Any:
+        found = _Followed(loaded.buffer, _Followed.is_free)
+        found.given_up, found.key = given_up, key
+        return found
 
     def later(self, seconds: float, function: Callable[[], None]) -> None:
         self._thread.later(seconds, function)

@@ -232,7 +232,7 @@ class AscendBackEnd(BackEnd):
     def wake(self) -> None:
         """Nothing: nobody blocks."""
 
-    def follow(self, loaded: Any, given_up: Callable[[], None]) -> None:
+    def follow(self, loaded: Any, given_up: Callable[[int], None], key: int) -> None:
         """Nothing: memory is freed in order."""
 
     def _end_send(self, batch: Batch) -> None:

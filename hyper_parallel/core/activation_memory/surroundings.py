@@ -166,12 +166,13 @@ class Surroundings:
                 self._take(held)
                 continue
             for cell in all_cells(held):
-                has_precision = has_precision or has_own_precision(cell)
                 self._seen.add(id(cell))
-                self._take_all(_inside_cell(cell), 0)
+                self._parameters += [weight for weight in own_parameters(cell) if weight is not None]
+                self._take_all(_own_attributes(cell), 0)
                 reads = _read_by_class(_class_of(cell))
-                has_precision = has_precision or reads.casts
-                self._take_all(reads.values(), 0)
+                has_precision = has_precision or reads.casts or has_own_precision(cell)
+                if reads.variables or reads.constants:
+                    self._take_all(reads.values(), 0)
         if self._parameters and (has_precision or mixed_precision_is_on()):
             self.casts_frozen_weights = any(not weight.requires_grad for weight in self._parameters)
 
@@ -239,16 +240,15 @@ def _closed_over(cells: Iterable[types.CellType]) -> Iterator[Any]:
             continue
 
 
-def _inside_cell(cell: nn.Cell) -> list[Any]:
-    """What a cell itself holds."""
+def _own_attributes(cell: nn.Cell) -> list[Any]:
+    """What a cell has beside parameters, cells, and what every cell has."""
     attributes = vars(cell)
     key = _class_of(cell), len(attributes)
     try:
-        own = [attributes[name] for name in _added[key]]
+        return [attributes[name] for name in _added[key]]
     except KeyError:  # none has been looked at, or another one of the class has others, and as many
         names = _added[key] = tuple(attributes.keys() - CELLS_OWN)
-        own = [attributes[name] for name in names]
-    return [*own_parameters(cell), *own]
+        return [attributes[name] for name in names]
 
 
 _added: dict[tuple[type, int], tuple[str, ...]] = {}
@@ -258,7 +258,7 @@ _added: dict[tuple[type, int], tuple[str, ...]] = {}
 def _inside(value: Any, kind: str) -> Iterable[Any]:
     """What a value holds."""
     if kind == "cell":
-        return _inside_cell(value)
+        return [*own_parameters(value), *_own_attributes(value)]
     if kind == "method":
         return value.__self__, value.__func__
     if kind == "function":

@@ -304,8 +304,7 @@ class Loads:
 
     def _follow(self, loaded: Any, entry: SwapTensor) -> None:
         key = self._count = self._count + 1
-        given_up = self.given_up
-        self._buffers[key] = (self._back_end.follow(loaded, lambda: given_up.append(key)), entry.nbytes, entry)
+        self._buffers[key] = self._back_end.follow(loaded, self.given_up.append, key), entry.nbytes, entry
 
     def take_back(self) -> None:
         """Count what has been given up since."""

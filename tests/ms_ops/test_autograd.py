@@ -11,14 +11,10 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore._c_expression.amp import AmpLevel
 from mindspore.graph.api import _pynative_executor
-from mindspore.train.amp import AmpDecorator
 
-from ms_ops import autograd
 from ms_ops.autograd import (
     _GRADIENT_ENTRIES,
-    Ambient,
     alias,
     backward_is_recorded,
     data_of,
@@ -26,7 +22,6 @@ from ms_ops.autograd import (
     gradient_depth,
     guard_gradient_calls,
     is_parameter,
-    record_again,
     recording,
     requires_grad,
     saved_tensors_hooks,
@@ -34,10 +29,8 @@ from ms_ops.autograd import (
 )
 from ms_ops.catalogue import VIEWS
 from ms_ops.dispatch import Interception
-
-
-def numbers(*shape: int) -> Tensor:
-    return Tensor(np.random.RandomState(0).randn(*shape).astype(np.float32))
+from tests.helpers import numbers
+from tests.ms_ops.nets import Net
 
 
 class Held:
@@ -154,6 +147,22 @@ def test_a_saved_parameter_is_known_by_its_info() -> None:
 # ---- flags
 
 
+def test_views_and_casts_of_weights_are_told_from_results_that_only_have_read_them() -> None:
+    weight = Parameter(Tensor(np.ones((4, 4), np.float32)), name="Tanh")  # named as an operator is
+    saved: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        cast, turned = ops.cast(weight, ms.float16), weight.T
+        product, result = ops.matmul(x, turned), ops.tanh(ops.cast(x, ms.float16))
+        saved.extend([result, cast, product, turned, ops.cast(turned, ms.float16), ops.cast(product, ms.float16)])
+        for _ in range(2):  # also when the names are known
+            assert from_parameters(saved, VIEWS | {"Cast"}) == {1, 3, 4}
+        return product.sum() + (result + cast).sum()
+
+    ms.grad(forward, 0, [weight])(Tensor(np.ones((4, 4), np.float32)))
+    assert len(saved) == 6
+
+
 def test_nothing_is_recorded_outside_of_a_gradient() -> None:
     assert not recording()
 
@@ -248,18 +257,6 @@ def test_guarding_again_changes_nothing() -> None:
     assert entries() == before
 
 
-class Net(nn.Cell):
-    """Calls back while it runs."""
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        super().__init__()
-        self.act = act
-
-    def construct(self, x: Tensor) -> Tensor:
-        self.act()
-        return ops.tanh(x)
-
-
 WAYS: dict[str, Callable[[nn.Cell], Any]] = {
     "grad": lambda net: ms.grad(net)(numbers(2)),
     "value_and_grad": lambda net: ms.value_and_grad(net)(numbers(2)),
@@ -311,151 +308,3 @@ def test_the_depth_belongs_to_its_thread() -> None:
 
     ms.grad(Net(look))(numbers(2))
     assert seen == [0]
-
-
-# ---- repeating a forward
-
-
-@pytest.fixture(autouse=True)
-def empty_graphs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever other tests have recorded on this thread."""
-    monkeypatch.setattr(autograd._depth, "makes_empty_graphs", True)
-
-
-def test_after_a_forward_that_takes_gradients_no_empty_graphs_are_made() -> None:
-    record_again(lambda: None, takes_gradients=True)
-    assert not autograd._depth.makes_empty_graphs
-
-
-@pytest.mark.parametrize("takes_gradients", [False, True])
-def test_a_repeated_forward_is_recorded_and_flags_are_as_before(takes_gradients: bool) -> None:
-    seen = []
-    record_again(lambda: seen.append(recording()), takes_gradients)
-    assert seen == [True]
-    assert not recording()
-
-
-@pytest.mark.parametrize("takes_gradients", [False, True])
-@pytest.mark.parametrize("flag", [False, True])
-def test_flags_are_as_before_after_a_repeated_forward_fails(flag: bool, takes_gradients: bool) -> None:
-    def fails() -> None:
-        Net(lambda: (_ for _ in ()).throw(LookupError("mine")))(numbers(2))
-
-    _pynative_executor.set_grad_flag(flag)
-    try:
-        with pytest.raises(LookupError, match="mine"):
-            record_again(fails, takes_gradients)
-        assert _pynative_executor.grad_flag() is flag
-    finally:
-        _pynative_executor.set_grad_flag(False)
-        _pynative_executor.clear_res()
-
-
-@pytest.mark.parametrize("takes_gradients", [False, True])
-def test_hooks_see_what_a_repeated_forward_saves(takes_gradients: bool) -> None:
-    x, seen = numbers(3), []
-
-    def again() -> None:
-        with saved_tensors_hooks(lambda t: seen.append(t.shape), lambda t: t):
-            ops.exp(alias(x, tracked=True))
-
-    def forward(x: Tensor) -> Tensor:
-        y = ops.tanh(x)
-        record_again(again, takes_gradients)
-        return y
-
-    ms.grad(forward)(x)
-    assert seen == [(3,)]
-
-
-def test_an_empty_graph_still_cannot_begin_a_second_gradient() -> None:
-    """When this passes, `takes_gradients` has become unnecessary."""
-
-    def takes_a_gradient() -> None:
-        ms.grad(lambda z: ops.tanh(z).sum())(numbers(2))
-
-    def unpack(tensor: Tensor) -> Tensor:
-        record_again(takes_a_gradient, takes_gradients=False)
-        return tensor
-
-    def forward(x: Tensor) -> Tensor:
-        with saved_tensors_hooks(lambda t: alias(t, tracked=False), unpack):
-            return ops.tanh(ops.tanh(x))
-
-    with pytest.raises(RuntimeError, match="top_cell_"):
-        ms.grad(forward)(numbers(2))
-
-
-# ---- mixed precision and the generator
-
-
-def matmul_dtype() -> Any:
-    return ops.matmul(numbers(2, 2), numbers(2, 2)).dtype
-
-
-def half() -> AmpDecorator:
-    return AmpDecorator(AmpLevel.AmpO3, ms.float16, [], [])
-
-
-def test_the_generator_is_restored_inside_and_as_it_was_afterwards() -> None:
-    ambient = Ambient()
-    saved = ms.get_rng_state().asnumpy().copy()
-    ms.manual_seed(1234)
-    now = ms.get_rng_state().asnumpy().copy()
-    assert not np.array_equal(saved, now)
-    with ambient.restored():
-        assert np.array_equal(ms.get_rng_state().asnumpy(), saved)
-        ms.manual_seed(5)
-    assert np.array_equal(ms.get_rng_state().asnumpy(), now)
-
-
-def test_the_generator_is_as_it_was_after_an_exception() -> None:
-    ambient = Ambient()
-    ms.manual_seed(99)
-    now = ms.get_rng_state().asnumpy().copy()
-    with pytest.raises(LookupError), ambient.restored():
-        raise LookupError
-    assert np.array_equal(ms.get_rng_state().asnumpy(), now)
-
-
-def test_mixed_precision_of_the_forward_is_restored_inside_and_gone_afterwards() -> None:
-    with half():
-        assert matmul_dtype() == ms.float16
-        ambient = Ambient()
-    assert matmul_dtype() == ms.float32
-    with ambient.restored():
-        assert matmul_dtype() == ms.float16
-    assert matmul_dtype() == ms.float32
-
-
-def test_mixed_precision_is_gone_after_an_exception() -> None:
-    with half():
-        ambient = Ambient()
-    with pytest.raises(LookupError), ambient.restored():
-        raise LookupError
-    assert matmul_dtype() == ms.float32
-
-
-def test_a_forward_without_mixed_precision_is_repeated_without_it() -> None:
-    ambient = Ambient()
-    with half():
-        with ambient.restored():
-            inside = matmul_dtype()
-        assert matmul_dtype() == ms.float16
-    assert inside == ms.float32
-
-
-def test_views_and_casts_of_weights_are_told_from_results_that_only_have_read_them() -> None:
-    weight = Parameter(Tensor(np.ones((4, 4), np.float32)), name="Tanh")  # named as an operator is
-    saved: list[Tensor] = []
-
-    def forward(x: Tensor) -> Tensor:
-        cast, turned = ops.cast(weight, ms.float16), weight.T
-        product, result = ops.matmul(x, turned), ops.tanh(ops.cast(x, ms.float16))
-        saved.extend([result, cast, product, turned, ops.cast(turned, ms.float16), ops.cast(product, ms.float16)])
-        for _ in range(2):  # also when the names are known
-            assert from_parameters(saved, VIEWS | {"Cast"}) == {1, 3, 4}
-        return product.sum() + (result + cast).sum()
-
-    ms.grad(forward, 0, [weight])(Tensor(np.ones((4, 4), np.float32)))
-    assert len(saved) == 6

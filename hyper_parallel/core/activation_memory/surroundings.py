@@ -171,8 +171,7 @@ class Surroundings:
                 self._take_all(_own_attributes(cell), 0)
                 reads = _read_by_class(_class_of(cell))
                 has_precision = has_precision or reads.casts or has_own_precision(cell)
-                if reads.variables or reads.constants:
-                    self._take_all(reads.values(), 0)
+                self._take_all(reads.values(), 0)
         if self._parameters and (has_precision or mixed_precision_is_on()):
             self.casts_frozen_weights = any(not weight.requires_grad for weight in self._parameters)
 
@@ -205,8 +204,7 @@ class Surroundings:
         Nothing is held afterwards: whoever owns it may let go of it before backward.
         """
         found = {storage_of(tensor): "held_bytes" for tensor in self._tensors}
-        for parameter in self._parameters:
-            found[storage_of(parameter)] = "parameter_bytes"
+        found.update((storage_of(parameter), "parameter_bytes") for parameter in self._parameters)
         found.pop(0, None)
         self._tensors.clear()
         self._parameters.clear()

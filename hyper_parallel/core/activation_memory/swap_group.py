@@ -54,14 +54,14 @@ class SwapHandle:
         if tensor is not None:
             if not group.is_noted:
                 return tensor  # kept, or its group is still open
-            if not group.is_unread or group.engine.is_told(group):
+            if group.is_served or group.is_reached_now():
                 return data_of(tensor)  # not taken over yet: it is here
             group.engine.settle()
             if self.tensor is not None:
                 return self.tensor
         entry = self.entry
         found = None
-        if group.is_served or (group.is_unread and group.engine.is_told(group)):  # Note: [Served]
+        if group.is_served or group.is_reached_now():  # Note: [Served]
             found = entry.loaded
             if found is None and entry.state is SwapState.RESIDENT:
                 found = self.piece.storage
@@ -239,6 +239,10 @@ class SwapGroup(Watched):
     def has_tensor_policy(self) -> bool:
         """Whether there is one to ask."""
         return self._tensor_policy is not None
+
+    def is_reached_now(self) -> bool:
+        """Whether backward comes to it with this read, and the engine need only be told."""
+        return self.is_unread and self.engine.is_told(self)
 
     def wants(self, tensor: Tensor) -> bool:
         """Ask the tensor policy."""

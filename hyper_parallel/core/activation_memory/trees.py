@@ -30,21 +30,5 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 def leaves(tree: Any) -> list[Any]:
     """Everything in `tree` that is no container, in the same order."""
     found: list[Any] = []
-    _collect(tree, found)
+    map_leaves(found.append, tree)
     return found
-
-
-def _collect(tree: Any, found: list[Any]) -> None:
-    kind = type(tree)
-    if kind is tuple or kind is list or isinstance(tree, tuple):
-        for item in tree:
-            _collect(item, found)
-    elif kind is dict:
-        for item in tree.values():
-            _collect(item, found)
-    elif hasattr(kind, "__dataclass_fields__"):
-        for field in dataclasses.fields(tree):
-            if hasattr(tree, field.name):
-                _collect(getattr(tree, field.name), found)
-    else:
-        found.append(tree)

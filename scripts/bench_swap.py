@@ -10,7 +10,7 @@ that was spent waiting for copies.
 
 Python: thread time of the main thread in what swapping adds to a forward and a backward, per swapped tensor, for
 regions that save 24 tensors each. Waiting for operators is left out, and the clock's own time. The median of 100 steps
-in each of nine fresh processes, and the median of these. In some processes MindSpore's own threads spin, so that on two
+in each of 27 fresh processes, and the median of these. In some processes MindSpore's own threads spin, so that on two
 cores a plain step takes 290 ms instead of 8, and every line of Python twice as long: these are shown, but don't count.
 
 Largest batch: 24 blocks, batches of 4 x n x 256 tokens whose peak over 5 steps stays below that of plain at 4 x 256.
@@ -344,7 +344,7 @@ def main() -> None:
     with Progress(*columns, console=Console(stderr=True)) as progress, tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # MindSpore leaves folders in the working directory
         if "python" in parts:
-            figures["python"] = measure_python(9, progress)
+            figures["python"] = measure_python(27, progress)
         if "steps" in parts:
             figures["steps"] = measure_steps(a.time_depth, a.rounds, progress)
         if "direct" in parts:

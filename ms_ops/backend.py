@@ -23,7 +23,7 @@ What the two differ in is said by attributes, not asked by the device's name: `f
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mindspore import Tensor
@@ -115,7 +115,7 @@ class BackEnd(ABC):
         self.lock = threading.RLock()
         """The engine's, too."""
 
-    def ask(self, tensors: Iterable[Tensor]) -> list[Any]:
+    def ask(self, tensors: Sequence[Tensor]) -> list[Any]:
         """What `storage_of` needs to know of tensors; waits until every dispatched operator has been launched."""
         return ask(tensors)
 
@@ -189,7 +189,7 @@ class BackEnd(ABC):
 
     @abstractmethod
     def soon(self, function: Callable[[], None]) -> None:
-        """Call this next, on a thread that has time; replaces what was to be called before.
+        """Call this next, under the lock, on a thread that has time. Asked with the lock or without it.
 
         At once, where nothing may be launched but from the thread that trains.
         """

@@ -270,7 +270,8 @@ class AscendBackEnd(BackEnd):
         """
 
     def soon(self, function: Callable[[], None]) -> None:
-        function()
+        with self.lock:
+            function()
 
     def may_launch(self) -> bool:
         thread = self._launcher

@@ -141,6 +141,43 @@ def test_a_later_call_replaces_the_one_before(desk: Desk) -> None:
     assert calls == ["new"]
 
 
+def test_what_is_called_soon_comes_before_the_jobs_and_in_order(desk: Desk) -> None:
+    desk.hold()
+    desk.submit("job")
+    for name in "ab":
+        desk.thread.soon(lambda name=name: desk.done.append(name))
+    assert desk.finish() == ["a", "b", "job"]
+
+
+def test_a_call_without_the_lock_begins_the_thread_and_wakes_it_every_time(desk: Desk) -> None:
+    for count in range(500):
+        desk.thread.soon(lambda: desk.done.append("called"))
+        deadline = time.monotonic() + 10
+        while len(desk.done) <= count:  # the next one comes while the thread falls asleep
+            assert time.monotonic() < deadline, f"call {count} was missed"
+            time.sleep(0)
+
+
+def test_what_is_called_soon_runs_under_the_lock_of_the_owner(desk: Desk) -> None:
+    desk.submit("a")  # the thread runs
+    with desk.lock:
+        desk.thread.soon(lambda: desk.done.append("called"))
+        time.sleep(0.02)
+        assert "called" not in desk.done
+    desk.wait(lambda: "called" in desk.done)
+
+
+def test_a_thread_that_was_woken_for_nothing_still_waits_for_the_time_of_a_call(desk: Desk) -> None:
+    called = threading.Event()
+    with desk.lock:
+        begin = time.monotonic()
+        desk.thread.later(0.05, called.set)
+    for _ in range(3):
+        desk.thread.soon(lambda: None)
+    assert called.wait(10)
+    assert time.monotonic() - begin >= 0.05
+
+
 def test_work_is_done_under_the_lock_of_the_owner(desk: Desk) -> None:
     with desk.lock:
         desk.thread.submit("a", desk.work)

@@ -70,8 +70,7 @@ class Closed:
     def _left_alone(self) -> dict[int, str]:
         """Why storages are left alone, by their address. One question for each, however often it was saved."""
         group = self.group
-        found = dict.fromkeys(marks.storages(group.left_alone), "kept_bytes")
-        found.update(group.owned_elsewhere())
+        found = dict.fromkeys(marks.storages(group.left_alone), "kept_bytes") | group.owned_elsewhere()
         if group.has_tensor_policy:
             wanted = {storage_of(tensor) for tensor in group.registered}
             for handle, storage in zip(self.handles, self.storages(), strict=True):
@@ -148,7 +147,7 @@ class Takeovers:
     @property
     def noted_bytes(self) -> int:
         """At most so many bytes will be on their way when what is noted is done."""
-        return sum(item.nbytes for item in tuple(self._noted))
+        return sum(item.nbytes for item in tuple(self._noted)) if self._noted else 0
 
     def note_closed(self, closed: Closed) -> None:
         """A region has ended."""
@@ -171,8 +170,7 @@ class Takeovers:
             with self._back_end.lock:
                 self.settle()
         elif len(self._noted) == 1 and not self._is_settling:  # else somebody is at it, or is about to
-            with self._back_end.lock:
-                self._back_end.soon(self._carry_on)
+            self._back_end.soon(self._carry_on)
 
     # ---- with it
 

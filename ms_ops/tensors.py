@@ -1,6 +1,8 @@
 """Tensors and numpy arrays over the same bytes. Seen in MindSpore 2.9.0 and 2.10.0 on the CPU backend."""
 
+import operator
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -16,6 +18,8 @@ _set_data = Parameter.set_data
 _as_array, _from_array = Tensor.asnumpy, Tensor.from_numpy
 copy_into = Tensor.copy_
 """`copy_into(target, source, non_blocking=...)`: nobody hears of it as of a write of the user's."""
+nbytes_of: Callable[[Tensor], int] = operator.attrgetter("_nbytes")
+"""What `Tensor.nbytes` gives, which is written in Python: for what is asked of every saved tensor."""
 set_storage = Tensor.set_
 """`set_storage(tensor, source, offset, shape, strides)`: let a tensor lie in the storage of `source`."""
 

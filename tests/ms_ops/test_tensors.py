@@ -17,6 +17,7 @@ from ms_ops.tensors import (
     checksum,
     copy_of,
     is_on_host,
+    nbytes_of,
     over,
     rebind,
     storage_of,
@@ -70,6 +71,13 @@ def test_a_strided_tensor_gives_its_values_in_order() -> None:
     tensor = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4))
     assert np.array_equal(view_of(tensor.T), np.arange(12, dtype=np.float32).reshape(3, 4).T)
     assert np.array_equal(view_of(tensor[:, 1:3]), np.arange(12).reshape(3, 4)[:, 1:3])
+
+
+def test_the_bytes_of_a_tensor_are_those_that_mindspore_tells() -> None:
+    for shape, kind in [((3, 5), np.float32), ((), np.int8), ((0, 2), np.float64), ((7,), np.complex64)]:
+        tensor = Tensor(np.zeros(shape, kind))
+        assert nbytes_of(tensor) == tensor.nbytes == np.zeros(shape, kind).nbytes
+    assert nbytes_of(Tensor(np.zeros((4, 6), np.float32))[:, 1:3]) == 4 * 2 * 4
 
 
 # ---- storages

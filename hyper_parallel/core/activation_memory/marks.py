@@ -18,5 +18,7 @@ def mark(tensor: Tensor) -> None:
 
 def storages(more: list[Tensor]) -> set[int]:
     """Where the storages of the marked tensors, and of `more`, begin; waits for the queue if there are any."""
+    if not (_marked or more):
+        return set()
     alive = [tensor for ref in list(_marked.values()) if (tensor := ref()) is not None]
     return {storage_of(tensor) for tensor in (*alive, *more)} - {0}

@@ -83,7 +83,8 @@ def _swapped(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, ar
     if isinstance(scope, SwapScope) and spec.tensor_policy is None:
         return body(*args, **kwargs)  # what it saves goes to host with the enclosing group
     group = SwapManager().open_group(path, spec.tensor_policy, owner)
-    group.is_given((args, kwargs))
+    for value in (*args, *kwargs.values()):
+        group.is_given(value)
     with group:
         output = _once(scope, SwapScope(group), path, body, args, kwargs, group.add)
         group.passes(output)

@@ -24,7 +24,7 @@ from hyper_parallel.core.errors import PolicyError, ReplayMismatchError
 from ms_ops.autograd import alias, comes_from_a_parameter, data_of, is_parameter
 from ms_ops.catalogue import VIEWS
 from ms_ops.storage import Layout
-from ms_ops.tensors import storage_of
+from ms_ops.tensors import nbytes_of, storage_of
 
 VIEWS_AND_CASTS = VIEWS | {"Cast"}
 """What may lie between a parameter and a tensor that counts as it."""
@@ -110,6 +110,14 @@ class SwapGroup(Watched):
         owner: The cell or function whose code runs.
     """
 
+    live = 0
+    is_noted = False
+    """Whether it is closed, but not taken over yet: see Note: [Settled later]."""
+    is_served = False
+    """Whether what is there may be read without asking the engine: see Note: [Served]."""
+    saved = 0
+    """Bytes, however often each was saved."""
+
     def __init__(
         self,
         engine: Any,
@@ -120,18 +128,9 @@ class SwapGroup(Watched):
         name: str = "",
         owner: Any = None,
     ) -> None:
-        self.engine = engine
-        self.path = path
-        self.index = index
-        self.layers = layers
-        self.name = name
+        self.engine, self.path, self.index, self.layers, self.name = engine, path, index, layers, name
         self.thread = threading.get_ident()
         self.entries: list[SwapTensor] = []
-        self.live = 0
-        self.is_noted = False
-        """Whether it is closed, but not taken over yet: see Note: [Settled later]."""
-        self.is_served = False
-        """Whether what is there may be read without asking the engine: see Note: [Served]."""
         self.is_unread = not (name or engine.back_end.frees_in_order)
         """Whether the engine need not be asked when backward comes to it, and has not been told that it has."""
         self.left_alone: list[Tensor] = []
@@ -150,8 +149,6 @@ class SwapGroup(Watched):
         self._min_bytes = engine.settings.min_bytes
         self.is_smoothed = not engine.back_end.ends_by_itself
         """Whether what is on its way makes room for what is saved meanwhile, see `SwapEngine.makes_way`."""
-        self.saved = 0
-        """Bytes, however often each was saved."""
         super().__init__()  # from here on it hears of writes
 
     @property
@@ -161,6 +158,9 @@ class SwapGroup(Watched):
 
     def is_given(self, tree: Any) -> None:
         """The region is called with these: other code may hold them, too, and what is in objects among them."""
+        if isinstance(tree, Tensor):
+            self._passed.append(weakref.ref(tree))
+            return
         for leaf in leaves(tree):
             if isinstance(leaf, Tensor):
                 self._passed.append(weakref.ref(leaf))
@@ -181,8 +181,9 @@ class SwapGroup(Watched):
     def owned_elsewhere(self) -> dict[int, str]:
         """Where storages that others own begin, and what a tensor in each of them counts as; waits for the queue."""
         found = self.surroundings.storages()
-        found.update((storage_of(weight), "parameter_bytes") for weight in self._cast_weights)
-        self._cast_weights.clear()
+        if self._cast_weights:
+            found.update((storage_of(weight), "parameter_bytes") for weight in self._cast_weights)
+            self._cast_weights.clear()
         return found
 
     def held_elsewhere(self) -> dict[int, list[Callable[[], Any]]]:
@@ -209,7 +210,7 @@ class SwapGroup(Watched):
 
     def save(self, tensor: Tensor, may_be_written: bool = False) -> Any:
         """As `add`, but whether it comes from a parameter is looked at when the group is closed."""
-        nbytes = tensor.nbytes
+        nbytes = nbytes_of(tensor)
         if nbytes < self._min_bytes or not nbytes or is_parameter(tensor):
             self.left["parameter_bytes" if is_parameter(tensor) else "small_bytes"] += nbytes
             return Kept(tensor)

@@ -69,7 +69,7 @@ class Offloads:
     @property
     def failure(self) -> HostMemoryError | None:
         """Why a copy of what this thread swapped has failed, if it has not been told yet."""
-        return self._failures.get(threading.get_ident())
+        return self._failures.get(threading.get_ident()) if self._failures else None
 
     @property
     def backlog(self) -> int:
@@ -79,6 +79,8 @@ class Offloads:
     @property
     def deferred_slot_bytes(self) -> int:
         """What will probably need room on host, as soon as other code has let go of it."""
+        if not self._elsewhere:
+            return 0
         return sum(slot_bytes(entry.span) for entry in self._elsewhere if entry.begins_waited < 2)  # else: for good
 
     @property

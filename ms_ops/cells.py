@@ -4,7 +4,7 @@ Every cell runs through `nn.Cell.__call__`.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mindspore import Parameter, nn
@@ -28,17 +28,18 @@ def hear_of_calls(listener: Callable[[nn.Cell], None]) -> None:
     nn.Cell.__call__ = __call__
 
 
-def all_cells(cell: nn.Cell) -> Iterator[nn.Cell]:
+def all_cells(cell: nn.Cell) -> list[nn.Cell]:
     """The cell and those inside it, once each."""
-    found = {id(cell): cell}
-    waiting = [cell]
-    while waiting:
-        one = waiting.pop()
-        yield one
+    found = [cell]
+    if not cell._cells:
+        return found
+    seen = {id(cell)}
+    for one in found:  # grows meanwhile
         for child in one._cells.values():
-            if child is not None and id(child) not in found:
-                found[id(child)] = child
-                waiting.append(child)
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
 
 
 def own_parameters(cell: nn.Cell) -> Iterable[Parameter]:

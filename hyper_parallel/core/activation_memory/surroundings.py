@@ -251,12 +251,13 @@ def _own_attributes(cell: nn.Cell) -> list[Any]:
     try:
         return [attributes[name] for name in _added[key]]
     except KeyError:  # none has been looked at, or another one of the class has others, and as many
-        names = _added[key] = tuple(attributes.keys() - CELLS_OWN)
+        added = attributes.keys() - CELLS_OWN - {"training"}
+        names = _added[key] = tuple(name for name in added if not name.startswith("_hp_"))
         return [attributes[name] for name in names]
 
 
 _added: dict[tuple[type, int], tuple[str, ...]] = {}
-"""What cells of a class with so many attributes have beside `CELLS_OWN`: to look at each name takes long."""
+"""What cells of a class with so many attributes have beside MindSpore's own and ours: looking at names takes long."""
 
 
 def _inside(value: Any, kind: str) -> Iterable[Any]:

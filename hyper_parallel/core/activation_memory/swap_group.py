@@ -279,8 +279,9 @@ class SwapGroup(Watched):
         try:
             if error is None:
                 self.engine.close_group(self, handles)
+                handles = []  # the engine's, from here on
         finally:
-            for handle in handles if error is not None or not self.is_noted else ():
+            for handle in handles if not self.is_noted else ():
                 if handle.tensor is not None:
                     handle.leave()
 

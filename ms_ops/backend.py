@@ -23,7 +23,7 @@ What the two differ in is said by attributes, not asked by the device's name: `f
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from mindspore import Tensor
@@ -115,7 +115,7 @@ class BackEnd(ABC):
         self.lock = threading.RLock()
         """The engine's, too."""
 
-    def ask(self, tensors: Sequence[Tensor]) -> list[Any]:
+    def ask(self, tensors: Iterable[Tensor]) -> list[Any]:
         """What `storage_of` needs to know of tensors; waits until every dispatched operator has been launched."""
         return ask(tensors)
 

@@ -30,10 +30,7 @@ def hear_of_calls(listener: Callable[[nn.Cell], None]) -> None:
 
 def all_cells(cell: nn.Cell) -> list[nn.Cell]:
     """The cell and those inside it, once each."""
-    found = [cell]
-    if not cell._cells:
-        return found
-    seen = {id(cell)}
+    found, seen = [cell], {id(cell)}
     for one in found:  # grows meanwhile
         for child in one._cells.values():
             if child is not None and id(child) not in seen:

@@ -5,7 +5,7 @@ afterwards the address may be used again.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -39,23 +39,19 @@ def layout_in(nbytes: int, tensor: Tensor) -> Layout:
     return Layout(tensor.shape, tensor.dtype, tuple(tensor.stride()), tensor.storage_offset())
 
 
-def ask(tensors: Sequence[Tensor]) -> list[Any]:
+def ask(tensors: Iterable[Tensor]) -> list[Any]:
     """MindSpore's storages of tensors; None for a tensor that has none yet: made, but never used.
 
     The first one waits until every dispatched operator has run: asked for at once, they all wait for the same. What
     they are asked afterwards waits for nothing.
     """
-    try:
-        return [tensor.untyped_storage() for tensor in tensors]
-    except RuntimeError:  # "Current Tensor has no device": one of them
-        return [_asked(tensor) for tensor in tensors]
-
-
-def _asked(tensor: Tensor) -> Any:
-    try:
-        return tensor.untyped_storage()
-    except RuntimeError:
-        return None
+    found: list[Any] = []
+    for tensor in tensors:
+        try:
+            found.append(tensor.untyped_storage())
+        except RuntimeError:  # "Current Tensor has no device"
+            found.append(None)
+    return found
 
 
 class Storage:

@@ -83,8 +83,7 @@ def _swapped(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, ar
     if isinstance(scope, SwapScope) and spec.tensor_policy is None:
         return body(*args, **kwargs)  # what it saves goes to host with the enclosing group
     group = SwapManager().open_group(path, spec.tensor_policy, owner)
-    for value in (*args, *kwargs.values()):
-        group.is_given(value)
+    group.is_given((*args, *kwargs.values()))
     with group:
         output = _once(scope, SwapScope(group), path, body, args, kwargs, group.add)
         group.passes(output)
@@ -122,8 +121,9 @@ def _replayed(scope: Any, spec: RegionSpec, path: str, owner: Any, body: Body, a
     log = OperatorLog(values=spec.determinism_check == "values", all_needed=not spec.early_stop)
     may_be_written = spec.allow_cache_entry_mutation
     tape = scope.tape.nested(path, log, may_be_written) if scope.records else Tape(log, may_be_written)
+    given = (*args, *kwargs.values())
     with contextlib.ExitStack() as groups:
-        host = HostSide(lambda: SwapManager().open_group(path, spec.tensor_policy, owner), groups, (args, kwargs))
+        host = HostSide(lambda: SwapManager().open_group(path, spec.tensor_policy, owner), groups, given)
         policy = spec.operators.for_call() if spec.operators is not None else None
         to_host = functools.partial(host.add, may_be_written=may_be_written)
         policy = KeepsCollectives(policy) if spec.keep_collectives else policy

@@ -97,11 +97,6 @@ class _Reads:
         elif kind or value is None:  # it may be made later
             self.variables[id(holder), name] = holder, name
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there never is anything."""
-        return not (self.variables or self.constants)
-
     def values(self) -> Iterator[Any]:
         """What is there now."""
         for holder, name in self.variables.values():
@@ -166,19 +161,17 @@ class Surroundings:
         self.casts_frozen_weights = False
         """Whether weights without a gradient may be cast inside, by mixed precision: their history doesn't say so."""
         has_precision = False
-        for held in (owner,) if isinstance(owner, nn.Cell) else _held_by(owner):
+        for held in _held_by(owner):
             if not isinstance(held, nn.Cell):
                 self._take(held)
                 continue
             for cell in all_cells(held):
                 self._seen.add(id(cell))
-                if own := own_parameters(cell):
-                    self._parameters += [weight for weight in own if weight is not None]
-                if attributes := _own_attributes(cell):
-                    self._take_all(attributes, 0)
+                self._parameters += [weight for weight in own_parameters(cell) if weight is not None]
+                self._take_all(_own_attributes(cell), 0)
                 reads = _read_by_class(_class_of(cell))
                 has_precision = has_precision or reads.casts or has_own_precision(cell)
-                if not reads.is_empty:
+                if reads.variables or reads.constants:
                     self._take_all(reads.values(), 0)
         if self._parameters and (has_precision or mixed_precision_is_on()):
             self.casts_frozen_weights = any(not weight.requires_grad for weight in self._parameters)
@@ -222,6 +215,9 @@ class Surroundings:
 
 
 def _held_by(owner: Any) -> Iterator[Any]:
+    if isinstance(owner, nn.Cell):
+        yield owner
+        return
     function = getattr(owner, "__func__", owner)
     this = getattr(owner, "__self__", None)
     if this is not None:
@@ -251,8 +247,8 @@ def _own_attributes(cell: nn.Cell) -> list[Any]:
     try:
         return [attributes[name] for name in _added[key]]
     except KeyError:  # none has been looked at, or another one of the class has others, and as many
-        added = attributes.keys() - CELLS_OWN - {"training"}
-        names = _added[key] = tuple(name for name in added if not name.startswith("_hp_"))
+        added = attributes.keys() - CELLS_OWN
+        names = _added[key] = tuple(name for name in added if name != "training" and not name.startswith("_hp_"))
         return [attributes[name] for name in names]
 
 

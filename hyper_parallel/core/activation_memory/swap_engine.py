@@ -38,8 +38,7 @@ def _all_or_broken(method: _Method) -> _Method:
     @functools.wraps(method)
     def run(self: "SwapEngine", *args: Any, **kwargs: Any) -> Any:
         try:
-            if self.ledger.broken is not None:
-                self.ledger.check()
+            self.ledger.check()
             return method(self, *args, **kwargs)
         except ActivationMemoryError:
             raise
@@ -95,13 +94,13 @@ class SwapEngine:
     # ---- forward
 
     @_all_or_broken
-    def open_group(self, path: str, *about: Any, **more: Any) -> SwapGroup:
+    def open_group(self, path: str, **about: Any) -> SwapGroup:
         """A group for one call of the region `path`; the rest is as `SwapGroup` takes it."""
         index = self._group_count = next(self._indices)
         if self.ledger.trace is not None:
             with self._lock:
                 self.ledger.trace.computes(f"forward {path}")
-        return SwapGroup(self, path, index, *about, **more)
+        return SwapGroup(self, path, index, **about)
 
     @_all_or_broken
     def count(self, path: str, name: str, amount: float) -> None:

@@ -6,7 +6,7 @@ A group only collects while its region runs; see Note: [One wait per group].
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -156,22 +156,17 @@ class SwapGroup(Watched):
         """Whether the user says when it is moved."""
         return bool(self.name)
 
-    def is_given(self, tree: Any) -> None:
+    def is_given(self, values: Iterable[Any]) -> None:
         """The region is called with these: other code may hold them, too, and what is in objects among them."""
-        if isinstance(tree, Tensor):
-            self._passed.append(weakref.ref(tree))
-            return
-        for leaf in leaves(tree):
-            if isinstance(leaf, Tensor):
-                self._passed.append(weakref.ref(leaf))
-            else:
-                self.surroundings.take(leaf)
+        for value in values:
+            for leaf in leaves(value):
+                if isinstance(leaf, Tensor):
+                    self._passed.append(weakref.ref(leaf))
+                else:
+                    self.surroundings.take(leaf)
 
     def passes(self, tree: Any) -> None:
         """The region gives these: other code may hold them, too."""
-        if isinstance(tree, Tensor):
-            self._passed.append(weakref.ref(tree))
-            return
         self._passed += [weakref.ref(leaf) for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
     def casts(self, weight: Tensor) -> None:
@@ -315,7 +310,7 @@ class HostSide:
         passed: What the region is called with.
     """
 
-    def __init__(self, open_group: Callable[[], SwapGroup], groups: ExitStack, passed: Any) -> None:
+    def __init__(self, open_group: Callable[[], SwapGroup], groups: ExitStack, passed: tuple[Any, ...]) -> None:
         self._open_group = open_group
         self._groups = groups
         self._passed = passed
@@ -329,7 +324,7 @@ class HostSide:
         if self.group is None:
             self.group = self._groups.enter_context(self._open_group())
             self.group.is_given(self._passed)
-            self._passed = None
+            self._passed = ()
         return self.group.add(tensor, may_be_written)
 
     def leave_alone(self, tensor: Tensor) -> None:
@@ -338,5 +333,5 @@ class HostSide:
         marks.mark(self._marked[-1])
 
     def _end(self) -> None:
-        self._passed = self.group = None  # a replay may hold this object for long
+        self._passed, self.group = (), None  # a replay may hold this object for long
         self._marked.clear()

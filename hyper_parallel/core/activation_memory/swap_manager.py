@@ -326,8 +326,13 @@ class SwapManager(SwapByHand):
 
     def open_group(self, path: str, tensor_policy: Any = None, owner: Any = None) -> SwapGroup:
         """A group for one call of a region, whose code is the cell's or function's `owner`."""
-        layers = prefetch_layers.running()
-        return self.engine.open_group(path, tensor_policy, layers, self._group_name.value, owner)
+        return self.engine.open_group(
+            path,
+            tensor_policy=tensor_policy,
+            layers=prefetch_layers.running(),
+            name=self._group_name.value,
+            owner=owner,
+        )
 
     def choose(self, spec: RegionSpec, path: str) -> RegionSpec:
         """What a region does now: as it was told, or down the ladder if the budget is exhausted."""

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from mindspore import Tensor
+
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """A copy of `tree` with `function` applied to everything that is no container, in a fixed order.
@@ -29,6 +31,8 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def leaves(tree: Any) -> list[Any]:
     """Everything in `tree` that is no container, in the same order."""
+    if isinstance(tree, Tensor):
+        return [tree]
     found: list[Any] = []
     map_leaves(found.append, tree)
     return found

@@ -61,9 +61,10 @@ def test_a_mistake_is_found_on_every_schedule_with_both_sites(found, name):
 def test_the_schedules_differ(found):
     """On some schedules a mistake does no harm, on others it does: the checker doesn't depend on which.
 
-    On a machine that is busy with something else, each of these mistakes may be harmless every time; not all of them.
+    On a machine that is busy with something else, one of these mistakes may be harmless every time; not all of them.
     """
-    assert any(len({str(run["read"]) for run in found[name]}) > 1 for name in WRONG)
+    mistakes = ("read_before_it_is_loaded", "overwritten_while_copied_out", "host_reads_too_early")
+    assert any(len({run["read"] for run in found[name]}) > 1 for name in mistakes)
 
 
 def test_a_site_of_the_program_names_its_line(found):
